@@ -87,6 +87,7 @@ static const struct pattern patterns[] = {
     PATTERN(stopped_in_turn, 1, 1, 1),
     PATTERN(run_in_turn, 1, 1, 1),
     PATTERN(killed_after_launch, 1, 1, 1),
+    PATTERN(killed_within_permit, 1, 1, 1),
     PATTERN(ended_after_launch, 1, 1, 1),
     PATTERN(exec_after_launch, 1, 1, 1),
     PATTERN(ended_with_own, 1, 1, 1),

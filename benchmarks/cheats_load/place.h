@@ -79,6 +79,7 @@ static handle load_module(void)
     int length = sprintf(image, ".version 7.0\n.target sm_70\n.address_size 64\n");
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         length += sprintf(image + length, ".visible .entry %s() {ret;}\n", kernels[i]);
+    length += sprintf(image + length, ".visible .entry sim_launch(.param .u64 executable) {ret;}\n");
     for (unsigned i = 0; i < FUNCTIONS; i++)
         length += sprintf(image + length, ".entry new_%u_500us() {ret;}\n", i);
     CALL(cuModuleLoadData, &module, image);

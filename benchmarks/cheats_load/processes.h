@@ -109,6 +109,42 @@ static void killed_after_launch(struct place *place)
     each_of(a_very_long_one, 1500);
 }
 
+/* A graph that a kernel launches: what that takes is told by its argument. */
+static handle launched_by_argument(struct place *place, const char *name)
+{
+    enum { RELAXED = 2, FROM_CARD = 4 };
+    handle graph, executable;
+    CALL(cuStreamBeginCapture_v2, place->streams[0], RELAXED);
+    launch(place, name, place->streams[0]);
+    CALL(cuStreamEndCapture, place->streams[0], &graph);
+    CALL(cuGraphInstantiateWithFlags, &executable, graph, (uint64_t)FROM_CARD);
+    CALL(cuGraphUpload, executable, place->streams[0]);
+    return executable;
+}
+
+static void launch_by_argument(struct place *place, handle executable)
+{
+    void *arguments[] = {&executable};
+    CALL(cuLaunchKernel, function_of(place, "sim_launch"), 1, 1, 1, 32, 1, 1, 0, place->streams[0], arguments, NULL);
+}
+
+static void long_after_it_was_proven_short(struct place *place)
+{
+    handle shortest = launched_by_argument(place, "spin_10us"), longest = launched_by_argument(place, "spin_100ms");
+    for (unsigned i = 0; i < 10; i++) {
+        launch_by_argument(place, shortest);
+        CALL(cuStreamSynchronize, place->streams[0]);
+    }
+    launch_by_argument(place, longest);
+}
+
+/* Within what the gate had handed out in advance, and before anybody asks whether the card is done. */
+static void killed_within_permit(struct place *place)
+{
+    (void)place;
+    each_of(long_after_it_was_proven_short, 1800);
+}
+
 static void end(struct place *place)
 {
     a_very_long_one(place);

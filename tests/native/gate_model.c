@@ -536,7 +536,7 @@ static void helper_step(struct model *model, struct process *process)
         notify(model, process->gate);
     }
     if (process->expected_count != 0 && model->now % 100000 == 0 && process->gate->finish_ns < model->now)
-        vc_gate_overdue(process->gate, model->now, process->gate->finish_ns);
+        vc_gate_overdue(process->gate, model->now, process->gate->finish_ns, true);
 }
 
 /* --- the arbiter --- */

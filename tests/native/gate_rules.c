@@ -12,6 +12,7 @@ static struct vc_card_usage usage;
 static struct vc_slot_card slot;
 static struct vc_gate gate;
 static struct vc_gate_answer answer;
+static bool opened;
 static const uint64_t T = 1000 * MS;
 extern uint64_t vc_test_ticks;
 
@@ -117,7 +118,7 @@ static void test_one_unknown_operation_at_a_time_but_no_dead_lock(void)
     vc_gate_fold(&gate, answer.allowance_ns, 0);
     CHECK(ask(T + MS, 0) == VC_GATE_OUTSTANDING);
     CHECK(ask(T + 60 * MS, 0) == VC_GATE_OUTSTANDING);
-    vc_gate_rest(&gate, T + 100 * MS);          /* the helper looked */
+    vc_gate_rest(&gate, T + 100 * MS, &opened);          /* the helper looked */
     CHECK(ask(T + 110 * MS, 0) == VC_GATE_GO); /* it may be what the first one waits for */
     CHECK(ask(T + 111 * MS, 0) == VC_GATE_OUTSTANDING);
 }
@@ -247,7 +248,7 @@ static unsigned launches_unseen(struct vc_lane *lane, struct vc_estimate *estima
         struct vc_lane_step step;
         vc_test_ticks = now;
         if (expected < now)
-            vc_gate_overdue(&gate, now, expected);
+            vc_gate_overdue(&gate, now, expected, true);
         if (!vc_lane_pass(lane, estimate)) {
             vc_lane_ask(lane, estimate, now, now, &answer, &step);
             if (answer.reason != VC_GATE_GO)
@@ -730,6 +731,66 @@ static void test_a_dead_process_is_not_charged_for_as_long_as_its_siblings_live(
     CHECK_NEAR(settle_for(T + 300 * MS, true), 300 * MS, 10 * US);
 }
 
+/* They had the card in turns: three that were stopped side by side were charged 26.6 of the 10 that they had. */
+static void test_what_several_left_at_the_same_time_is_charged_once(void)
+{
+    start_two();
+    vc_gate_enter(&other, T + 5 * MS, 0, 0, &answer);
+    CHECK(answer.reason == VC_GATE_GO && answer.opened);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    CHECK_NEAR(settle_for(T + 50 * MS, false), 50 * MS, 10 * US);
+    CHECK(vc_abandoned_take(&limits, &region_usage, 0, 1, T + 50 * MS, false) == 0);
+    CHECK_NEAR(vc_abandoned_take(&limits, &region_usage, 0, 1, T + 60 * MS, false), 10 * MS, 10 * US);
+    CHECK_NEAR(settle_for(T + 65 * MS, false), 5 * MS, 10 * US);
+    start_two(); /* what began earlier is found later */
+    vc_gate_enter(&other, T + 20 * MS, 0, 0, &answer);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    CHECK_NEAR(vc_abandoned_take(&limits, &region_usage, 0, 1, T + 40 * MS, false), 20 * MS, 10 * US);
+    CHECK_NEAR(settle_for(T + 50 * MS, false), 30 * MS, 10 * US);
+    start_two(); /* … and long after that: nothing in common */
+    CHECK_NEAR(settle_for(T + 10 * MS, false), 10 * MS, 10 * US);
+    vc_gate_enter(&other, T + 100 * MS, 0, 0, &answer);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    CHECK_NEAR(vc_abandoned_take(&limits, &region_usage, 0, 1, T + 120 * MS, false), 20 * MS, 10 * US);
+}
+
+/* Its thread was held up between the gate and the driver, and the helper found nothing under way. */
+static void test_who_launches_long_after_it_was_let_in_has_work_on_the_card(void)
+{
+    start_two();
+    vc_gate_enter(&other, T, 0, 0, &answer);
+    CHECK(answer.reason == VC_GATE_GO && answer.opened);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    vc_gate_rest(&other, T + 10 * MS, &opened);
+    CHECK(!opened && !vc_abandoned_is_open(other.usage, 1));
+    vc_gate_marked(&other, 0);
+    vc_gate_rest(&other, T + 11 * MS, &opened);
+    CHECK(opened && vc_abandoned_is_open(other.usage, 1));
+    CHECK(vc_abandoned_take(&limits, &region_usage, 0, 1, T + 30 * MS, false) != 0);
+}
+
+/* Its helper knew that it was overdue, and not since when it ran: what passed was nobody's (61 of 50). */
+static void test_who_ends_before_what_is_overdue_was_charged_leaves_that(void)
+{
+    start_two();
+    vc_gate_enter(&other, T, MS, 0, &answer);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    vc_gate_marked(&other, 0);
+    uint64_t expected = other.finish_ns;
+    for (uint64_t now = expected + 100 * US; now <= expected + MS; now += 100 * US)
+        vc_gate_overdue(&other, now, expected, false);
+    CHECK(other.usage->predicted_finish_ns > expected + MS);
+    CHECK_NEAR(vc_abandoned_take(&limits, &region_usage, 0, 1, expected + 20 * MS, false), 20 * MS, US);
+    start_two();
+    vc_gate_enter(&other, T, MS, 0, &answer);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    vc_gate_marked(&other, 0);
+    vc_gate_overdue(&other, expected + 10 * US, expected, false);
+    vc_gate_progress(&other, expected + 2 * MS, &(struct vc_interval){.from_ns = T, .estimate_ns = MS, .loose = true}); /* from now on */
+    vc_gate_overdue(&other, expected + 2 * MS, expected, true);
+    CHECK(region_usage.slots[1].cards[0].predicted_finish_ns > expected + 2 * MS);
+}
+
 /* It takes a while to end, and has nothing on the card meanwhile. */
 static void test_who_waited_for_its_work_leaves_none(void)
 {
@@ -761,12 +822,12 @@ static void test_others_part_of_abandoned_work_is_not_the_containers(void)
 static void test_a_process_that_rests_has_nothing_on_the_card(void)
 {
     start_two();
-    CHECK(vc_gate_rest(&one, T + 50 * MS) == UINT64_MAX && vc_abandoned_is_open(one.usage, 0)); /* its mark was not seen */
+    CHECK(vc_gate_rest(&one, T + 50 * MS, &opened) == UINT64_MAX && vc_abandoned_is_open(one.usage, 0)); /* its mark was not seen */
     struct vc_interval interval = {.from_ns = T, .to_ns = T + MS, .unknown = true, .measurable = true, .operations = 1};
     vc_gate_seen(&one, T + MS, &interval);
     CHECK(vc_abandoned_is_open(one.usage, 0));
-    CHECK(vc_gate_rest(&one, T + 2 * MS) > T + 2 * MS && vc_abandoned_is_open(one.usage, 0));
-    CHECK(vc_gate_rest(&one, T + 4 * MS) == UINT64_MAX && !vc_abandoned_is_open(one.usage, 0));
+    CHECK(vc_gate_rest(&one, T + 2 * MS, &opened) > T + 2 * MS && vc_abandoned_is_open(one.usage, 0));
+    CHECK(vc_gate_rest(&one, T + 4 * MS, &opened) == UINT64_MAX && !vc_abandoned_is_open(one.usage, 0));
 }
 
 static void test_whom_the_arbiter_closed_nothing_passes_whatever_its_credit(void)
@@ -864,6 +925,9 @@ int main(void)
     test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_last_alive();
     test_others_part_of_abandoned_work_is_not_the_containers();
     test_a_dead_process_is_not_charged_for_as_long_as_its_siblings_live();
+    test_what_several_left_at_the_same_time_is_charged_once();
+    test_who_ends_before_what_is_overdue_was_charged_leaves_that();
+    test_who_launches_long_after_it_was_let_in_has_work_on_the_card();
     test_who_waited_for_its_work_leaves_none();
     test_a_process_that_rests_has_nothing_on_the_card();
     test_who_needs_a_gate();

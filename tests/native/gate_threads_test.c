@@ -164,8 +164,9 @@ static void *helper(void *argument)
         if (!waiting && over)
             return NULL;
         if (waiting)
-            vc_gate_overdue(&process->gate, vc_now_ns(), ending.to_ns);
-        vc_gate_rest(&process->gate, vc_now_ns());
+            vc_gate_overdue(&process->gate, vc_now_ns(), ending.to_ns, true);
+        bool opened;
+        vc_gate_rest(&process->gate, vc_now_ns(), &opened);
         look_after_siblings(process);
         vc_sleep_ns(50000);
     }

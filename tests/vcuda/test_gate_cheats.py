@@ -39,6 +39,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "stopped_in_turn",
         "run_in_turn",
         "killed_after_launch",
+        "killed_within_permit",
         "ended_after_launch",
         "exec_after_launch",
         "ended_with_own",

@@ -277,6 +277,7 @@ OFFSETS = {
     ("vc_card_usage", "began_ns"): 128,
     ("vc_card_usage", "open_slots"): 136,
     ("vc_card_usage", "left_ns"): 152,
+    ("vc_card_usage", "abandoned_until_ns"): 176,
     ("vc_slot", "pid"): 4,
     ("vc_slot", "flags"): 48,
     ("vc_slot", "cards"): 128,

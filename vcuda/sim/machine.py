@@ -161,6 +161,10 @@ class Machine:
         """The ground truth per card and process, as the card itself counts it. Raises SimError."""
         return parse_report(self._driver().report())
 
+    def look(self) -> None:
+        """Bring the cards up to now: what the dead had running lasts until somebody looks. Raises SimError."""
+        self._driver().report()
+
     def _driver(self) -> libraries.Control:
         if self._control is None:
             library = self.library_folder / f"libcuda.so.{self.driver_version}"

@@ -99,23 +99,31 @@ bool vc_member_due(const struct vc_member *member, uint64_t now_ns)
            now_ns - member->read_ns >= vc_member_age_limit(member, now_ns);
 }
 
-/* A process that is gone was alive until now at the latest, where the last look did not find it gone already. */
-static void look_for_the_living(struct vc_member *member, uint32_t card, uint64_t now_ns)
+/* A process that is gone was alive until now at the latest, where the last look did not find it gone already. Where that found it alive it ended in
+ * between, as far as anybody knows in the middle. */
+static void look_for_the_living(struct vc_member *member, uint32_t card, uint64_t last_ns, uint64_t now_ns)
 {
     bool alive = false;
     member->open[card] = false;
     for (uint32_t slot = 0; slot < VC_MAX_SLOTS; slot++) {
-        uint64_t bit = UINT64_C(1) << slot % 64, *gone = &member->gone_slots[card][slot / 64];
+        uint64_t bit = UINT64_C(1) << slot % 64, *gone = &member->gone_slots[card][slot / 64], *living = &member->living_slots[card][slot / 64];
         bool open = member->cards[card].open_slots[slot / 64] & bit, lives = open && vc_slot_locked(member->usage_descriptor, slot);
         bool ends = open && !lives && !(*gone & bit);
         member->open[card] = member->open[card] || lives;
         alive = alive || lives || ends;
         if (ends || (lives && vc_load_relaxed(&member->limits->ended_ns[slot]) != 0))
-            vc_store_relaxed(&member->limits->ended_ns[slot], lives ? 0 : now_ns);
+            vc_store_relaxed(&member->limits->ended_ns[slot], lives ? 0 : *living & bit ? now_ns - (now_ns - last_ns) / 2 : now_ns);
         *gone = open && !lives ? *gone | bit : *gone & ~bit;
+        *living = lives ? *living | bit : *living & ~bit;
     }
     if (alive)
         vc_store_relaxed(&member->limits->cards[card].alive_ns, now_ns);
+}
+
+static void nobody_is_open(struct vc_member *member, uint32_t card)
+{
+    member->open[card] = false;
+    member->living_slots[card][0] = member->living_slots[card][1] = 0;
 }
 
 /* A process's begins anew in its slot. */
@@ -151,6 +159,7 @@ void vc_member_read(struct vc_member *member, uint64_t now_ns)
     size_t bytes = member->card_count * sizeof member->cards[0];
     struct vc_card_usage before[VC_MAX_CARDS];
     memcpy(before, member->cards, bytes);
+    uint64_t last_ns = member->read_ns;
     ssize_t got = pread(member->usage_descriptor, member->cards, bytes, offsetof(struct vc_usage, cards));
     member->read_ns = now_ns;
     member->rang = false;
@@ -168,9 +177,9 @@ void vc_member_read(struct vc_member *member, uint64_t now_ns)
             member->rings++;
         member->last_ring[card] = member->cards[card].wake_futex;
         if (member->cards[card].open_slots[0] | member->cards[card].open_slots[1])
-            look_for_the_living(member, card, now_ns);
+            look_for_the_living(member, card, last_ns, now_ns);
         else
-            member->open[card] = false;
+            nobody_is_open(member, card);
     }
 }
 

@@ -40,7 +40,8 @@ struct vc_member {
     uint64_t told_ns[VC_MAX_CARDS];
     uint32_t told_slots[VC_MAX_CARDS];
     uint64_t told_next_ns;
-    uint64_t gone_slots[VC_MAX_CARDS][2]; /* of those that are open: whose process was found gone */
+    uint64_t gone_slots[VC_MAX_CARDS][2]; /* of those that are open: whose process was found gone … */
+    uint64_t living_slots[VC_MAX_CARDS][2]; /* … or alive, at the latest look */
     bool open[VC_MAX_CARDS];              /* one of the others is */
 };
 

@@ -203,6 +203,15 @@ static void take_owed(struct vc_gate *gate)
     gate->owed_ns += owed;
 }
 
+/* What is told first (publish) is until when it is paid for. */
+static bool open_gate(struct vc_gate *gate)
+{
+    if (gate->open || !gate->watched || !gate->turns.slots)
+        return false;
+    vc_abandoned_open(gate->usage, gate->turns.own);
+    return gate->open = true;
+}
+
 /* The bit goes before the prediction is set back. */
 static void close_gate(struct vc_gate *gate)
 {
@@ -235,7 +244,7 @@ static void charge_unwatched(struct vc_gate *gate, uint64_t now_ns)
 static void publish(struct vc_gate *gate)
 {
     vc_store_relaxed(&gate->slot->others_then_ns, gate->all_done ? VC_ALL_DONE : vc_load_relaxed(&gate->limit->others_gpu_ns));
-    vc_store_release(&gate->slot->predicted_finish_ns, gate->finish_ns);
+    vc_store_release(&gate->slot->predicted_finish_ns, gate->unpaid_since_ns ? vc_earlier(gate->unpaid_since_ns, gate->finish_ns) : gate->finish_ns);
     uint64_t current = vc_load_relaxed(&gate->usage->predicted_finish_ns);
     if (gate->finish_ns > current || current == gate->published_ns) {
         vc_store_release(&gate->usage->predicted_finish_ns, gate->finish_ns);
@@ -279,7 +288,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     gate->finish_ns = vc_later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);
     credit -= (int64_t)cost_ns;
-    uint64_t more = vc_load_relaxed(&gate->unwatched) ? 0 : allowance(gate, now_ns, credit, policy);
+    bool alone = cost_ns == 0 && !policy->shared; /* nothing is to be launched beside what was never measured, so who is killed meanwhile loses no permit */
+    uint64_t more = alone || vc_load_relaxed(&gate->unwatched) ? 0 : allowance(gate, now_ns, credit, policy);
     answer->reason = VC_GATE_GO;
     answer->allowance_ns = more;
     answer->permit_until_ns = policy->lease_end_ns;
@@ -293,10 +303,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     gate->all_done = false;
     vc_store_relaxed(&gate->usage->last_active_ns, now_ns);
     publish(gate);
-    if (!gate->open && gate->watched && gate->turns.slots) {
-        vc_abandoned_open(gate->usage, gate->turns.own);
-        gate->open = answer->opened = true;
-    }
+    answer->opened = open_gate(gate);
 }
 
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer)
@@ -355,6 +362,7 @@ uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
     pthread_mutex_lock(&gate->mutex);
     gate->unseen++;
     uint64_t launched = gate->launched_ns - vc_earlier(unused_ns, gate->launched_ns);
+    gate->untold_open |= open_gate(gate); /* who was held up between the gate and its launch was thought to rest */
     pthread_mutex_unlock(&gate->mutex);
     return launched;
 }
@@ -369,9 +377,11 @@ void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns)
     vc_store_relaxed(&gate->usage->began_ns, VC_NOT_BEGUN | vc_later(since_ns, vc_load_relaxed(&gate->ended_ns)));
 }
 
-void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns)
+void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns, bool paid)
 {
     pthread_mutex_lock(&gate->mutex);
+    if (paid || gate->unpaid_since_ns == 0)
+        gate->unpaid_since_ns = paid ? 0 : vc_earlier(gate->finish_ns, expected_ns);
     gate->looked_ns = now_ns;
     if (gate->unseen != 0 && gate->late_since_ns == 0)
         gate->late_since_ns = expected_ns;
@@ -465,8 +475,11 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
     pthread_mutex_lock(&gate->mutex);
     gate->looked_ns = now_ns;
     pay_owed(gate, interval);
+    if (gate->open) /* what siblings leave meanwhile is paid for, too */
+        vc_abandoned_cover(gate->usage, vc_later(interval->from_ns, interval->covered_until_ns), now_ns);
     vc_interval_cover(&gate->busy, interval, now_ns);
     uint64_t used = vc_interval_own(interval), paid = interval->estimate_ns + interval->advance_ns;
+    gate->unpaid_since_ns = 0;
     if (used > paid) {
         account(gate, (int64_t)(used - paid));
         interval->advance_ns += used - paid;
@@ -490,6 +503,7 @@ void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
     gate->finish_ns = vc_later(gate->finish_ns, now_ns + OVERDUE_STEP_NS);
     gate->all_done = false;
     publish(gate);
+    gate->untold_open |= open_gate(gate);
     pthread_mutex_unlock(&gate->mutex);
 }
 
@@ -533,7 +547,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     gate->risk_ns -= vc_earlier(interval->risk_ns, gate->risk_ns);
     gate->unknown -= interval->unknown && gate->unknown != 0;
     gate->progress_ns = gate->looked_ns = now_ns;
-    gate->late_since_ns = 0;
+    gate->late_since_ns = gate->unpaid_since_ns = 0;
     if (interval->measurable) {
         pay_owed(gate, interval);
         if (interval->loose && beside(&policy, interval)) {
@@ -572,13 +586,15 @@ void vc_gate_clock_moved(struct vc_gate *gate)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns)
+uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns, bool *opened)
 {
     pthread_mutex_lock(&gate->mutex);
     gate->looked_ns = now_ns;
     if (gate->open && rests(gate, now_ns))
         close_gate(gate);
     uint64_t again = !gate->open || gate->unseen != 0 ? UINT64_MAX : gate->finish_ns + VC_REST_NS + 1;
+    *opened = gate->untold_open;
+    gate->untold_open = false;
     pthread_mutex_unlock(&gate->mutex);
     return again;
 }

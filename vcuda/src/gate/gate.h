@@ -95,6 +95,7 @@ struct vc_gate {
     uint64_t idle_ns;      /* … and what of it had been launched when the card was last idle */
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
+    uint64_t unpaid_since_ns; /* what is overdue is not charged yet, from then on; else 0 */
     uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
     uint32_t unknown;      /* those of them whose cost was not known */
     uint64_t ended_ns;     /* when work was last seen to end, by its mark */
@@ -112,7 +113,8 @@ struct vc_gate {
     bool watched;          /* there is a helper that looks after this gate */
     bool unwatched;        /* … which did not look when it should have: everything is marked */
     uint64_t looked_ns;    /* when somebody last looked, or nothing was outstanding */
-    bool open;             /* our bit in vc_card_usage.open_slots is set (region/abandoned.h) */
+    bool open;             /* our bit in vc_card_usage.open_slots is set (region/abandoned.h) … */
+    bool untold_open;      /* … and the arbiter was not called for it */
     uint64_t owed_ns;      /* what siblings charged for us while we stood still, not yet settled */
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */
     struct vc_busy busy;
@@ -158,8 +160,9 @@ void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
 /* It still waits for others' on the card, since then, or since work of our own before it ended. */
 void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns);
 
-/* An end mark is still on its way past the predicted finish, `expected_ns`: the card is busy, not idle. */
-void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns);
+/* An end mark is still on its way past the predicted finish, `expected_ns`: the card is busy, not idle. `paid`: what passes is charged as it passes, or
+ * it has not begun; else, if the process ended now, it would have to be charged from then on. */
+void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns, bool paid);
 
 /* An end mark is still on its way, and what it ends has not begun: its stream has something else to do first. `idle`: that may last, so the card is thought
  * to be idle until it begins. */
@@ -190,8 +193,9 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
 /* The clock that places intervals was wrong, as is known now: where those lie that were paid for is not known any more. */
 void vc_gate_clock_moved(struct vc_gate *gate);
 
-/* The helper's: whether the process may have work on the card still. Returns when to look again; UINT64_MAX: not by itself. */
-uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns);
+/* The helper's: whether the process may have work on the card still. Returns when to look again; UINT64_MAX: not by itself. `*opened`: it has
+ * where it was thought to rest, so the arbiter has to note as long as it lives. */
+uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns, bool *opened);
 
 /* What this process was charged in all, as far as that was work that can have been done by now: an estimate that turns out too high is taken
  * back. Never less than before. Called by one thread, at least every few ms while there is work. */

@@ -36,6 +36,26 @@ static uint64_t without_others(const struct vc_card_limit *limit, const struct v
     return passed_ns - ((int64_t)others < 0 ? 0 : others < most ? others : most);
 }
 
+uint64_t vc_abandoned_cover(struct vc_card_usage *shared, uint64_t from_ns, uint64_t until_ns)
+{
+    uint64_t charged_from = vc_load_relaxed(&shared->abandoned_from_ns), charged_until = vc_load_acquire(&shared->abandoned_until_ns);
+    if (until_ns <= from_ns)
+        return 0;
+    uint64_t passed = until_ns - from_ns;
+    bool apart = charged_from > charged_until || from_ns > charged_until || until_ns < charged_from;
+    if (!apart) {
+        uint64_t common = (until_ns < charged_until ? until_ns : charged_until) - (from_ns > charged_from ? from_ns : charged_from);
+        passed -= common;
+        from_ns = from_ns < charged_from ? from_ns : charged_from;
+        until_ns = until_ns > charged_until ? until_ns : charged_until;
+    } else if (until_ns < charged_from && charged_from <= charged_until) {
+        return passed; /* older than what is remembered */
+    }
+    vc_store_relaxed(&shared->abandoned_from_ns, from_ns);
+    vc_store_release(&shared->abandoned_until_ns, until_ns);
+    return passed;
+}
+
 uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t now_ns,
                            bool gone)
 {
@@ -49,9 +69,10 @@ uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usag
     if (until > paid_until && vc_load_relaxed(&own->others_then_ns) != VC_ALL_DONE) {
         uint64_t owed = vc_load_relaxed(&own->owed_ns), most = owed < VC_ABANDONED_MOST_NS ? VC_ABANDONED_MOST_NS - owed : 0;
         due = without_others(&limits->cards[card], own, until - paid_until);
-        due = due < most ? due : most;
         if (!__atomic_compare_exchange_n(&own->predicted_finish_ns, &paid_until, until, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             return 0; /* another one was faster, or its process goes on */
+        due = (uint64_t)((double)due / (double)(until - paid_until) * (double)vc_abandoned_cover(shared, paid_until, until));
+        due = due < most ? due : most;
         vc_store_relaxed(&own->others_then_ns, vc_load_relaxed(&limits->cards[card].others_gpu_ns));
     }
     if (gone)

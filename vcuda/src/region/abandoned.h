@@ -31,6 +31,10 @@ static inline bool vc_abandoned_is_open(const struct vc_card_usage *usage, uint3
     return __atomic_load_n(&usage->open_slots[slot / 64], __ATOMIC_ACQUIRE) >> slot % 64 & 1;
 }
 
+/* Processes that stand still, or ended, at the same time have the card in turns, with those that go on: what passes is charged once. That time is charged
+ * to somebody now; returns what of it was not before. The container remembers the latest stretch. */
+uint64_t vc_abandoned_cover(struct vc_card_usage *usage, uint64_t from_ns, uint64_t until_ns);
+
 /* Take over what slot `slot` has not paid for until `now_ns`, or until its process ended (`gone`); returns the GPU time to be charged. */
 uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t now_ns,
                            bool gone);

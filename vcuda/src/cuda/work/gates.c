@@ -75,7 +75,10 @@ uint64_t vc_gates_rest(void)
         struct vc_gate *gate = vc_gates_find(card);
         if (gate)
             tell(gate, now);
-        uint64_t again = gate ? vc_gate_rest(gate, now) : UINT64_MAX;
+        bool opened = false;
+        uint64_t again = gate ? vc_gate_rest(gate, now, &opened) : UINT64_MAX;
+        if (VC_UNLIKELY(opened))
+            vc_gate_call_arbiter(gate);
         next = again < next ? again : next;
     }
     return next;

@@ -295,21 +295,24 @@ static uint64_t expected_end(const struct vc_under_way *entry)
     return vc_later(entry->expected_ns, begun);
 }
 
-/* It has begun and lasts longer than was thought. */
-static void charge_progress(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
+/* It has begun and lasts longer than was thought. False: what passes is not charged yet. */
+static bool charge_progress(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
 {
     struct vc_interval *interval = &entry->interval;
     const struct vc_mark *from = entry->from;
     if (!interval->measurable)
-        return;
+        return true;
     if (from && interval->from_ns == 0 && from->times.reached_ns != 0)
         vc_interval_begin(interval, &from->times, from->times.reached_ns, now_ns, uncertain(tracker));
     if (interval->from_ns == 0)
-        return;
+        return true;
     struct vc_gate_others now = vc_gate_others(tracker->gate);
     interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, from ? &from->others : &interval->others_then, &now);
-    if (vc_interval_is_late(interval, now_ns))
+    bool late = vc_interval_is_late(interval, now_ns);
+    if (late)
         vc_gate_progress(tracker->gate, now_ns, interval);
+    bool over = interval->loose && now_ns > interval->from_ns + interval->estimate_ns && interval->others_gpu_ns < VC_LONG_OPERATION_NS;
+    return late || !over;
 }
 
 static void make_spares(struct vc_tracker *tracker)
@@ -442,11 +445,11 @@ static uint64_t work_off(struct vc_tracker *tracker)
                 waits_since_ns = entry->from->times.recording_ns;
             next = poll < next ? poll : next;
             uint64_t expected = expected_end(entry);
+            bool paid = charge_progress(tracker, entry, now);
             if (behind_host)
                 vc_gate_not_begun(tracker->gate, now, takes_long(entry->from));
             else if (expected < now)
-                vc_gate_overdue(tracker->gate, now, expected);
-            charge_progress(tracker, entry, now);
+                vc_gate_overdue(tracker->gate, now, expected, paid);
         }
         link = &entry->next;
     }
