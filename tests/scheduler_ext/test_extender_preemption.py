@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import random
+import sys
 import threading
-import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -378,18 +378,25 @@ def test_containers_of_all_kinds_count() -> None:
     assert victims(engine, important(two, 1), a=["x"]) == {"a": {"x", "y"}}
 
 
-class Watched:
-    """A lock that notes the most processor time that was spent holding it."""
+class Worked:
+    """The engine's lock; `most`: bytecodes that were run in calls while it was held once, which is all but numpy's work."""
 
-    def __init__(self, lock: Any) -> None:
-        self._lock, self.longest = lock, 0.0
+    def __init__(self) -> None:
+        self._lock, self._count, self.most = threading.Lock(), 0, 0
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        self._count += event == "opcode"
+        return self._trace
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._began = time.thread_time()
+        self._count = 0
+        sys.settrace(self._trace)
 
     def __exit__(self, *_: object) -> None:
-        self.longest = max(self.longest, time.thread_time() - self._began)
+        sys.settrace(None)
+        self.most = max(self.most, self._count)
         self._lock.release()
 
 
@@ -405,10 +412,10 @@ def test_a_preempt_over_many_shares_of_one_namespace_holds_up_no_filter() -> Non
     engine.synced("pods")
     wanted = pod("w", 100, None)
     wanted["spec"]["priority"] = 100
-    watched = engine._lock = Watched(engine._lock)  # type: ignore[assignment]
+    worked = engine._lock = Worked()  # type: ignore[assignment]
     found = engine.preempt(wanted, {f"n{number}": Victims((f"u{number}",)) for number in range(300)})
     assert len(found) == 300 and all(len(one.uids) >= 10 for one in found.values())
-    assert watched.longest < 1.0
+    assert 0 < worked.most < 100_000  # 66,000
 
 
 class Counted(dict[str, tuple[int, int]]):
@@ -466,21 +473,6 @@ def test_requests_of_any_size_add_up() -> None:
     assert engine.cache.cluster.free_memory[0] < -(2**52)
 
 
-class Held:
-    """The engine's lock; `longest`: processor seconds of a holder between taking it and giving it back."""
-
-    def __init__(self) -> None:
-        self._lock, self._since, self.longest = threading.Lock(), 0.0, 0.0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._since = time.thread_time()
-
-    def __exit__(self, *_: object) -> None:
-        self.longest = max(self.longest, time.thread_time() - self._since)
-        self._lock.release()
-
-
 def test_a_thousand_nominations_hold_up_no_filter() -> None:
     """For each of them all pods of its node were gone through, and each was released and booked anew: 220 and 40 ms."""
     engine, names = Engine(NAMES), [f"n{at}" for at in range(4)]
@@ -502,13 +494,12 @@ def test_a_thousand_nominations_hold_up_no_filter() -> None:
         lambda: engine.filter(wanted, names),
         lambda: engine.simulate(wanted, names, {}),
     ]
-    longest = []
+    most = []
     for ask in asks:
-        held = engine._lock = Held()  # type: ignore[assignment]
-        gc.collect()
+        worked = engine._lock = Worked()  # type: ignore[assignment]
         clock = engine.cache.cluster.clock
         ask()
         assert engine.cache.cluster.clock - clock < 5  # changes of nodes, for which others' tables are looked through
-        longest.append(held.longest)
+        most.append(worked.most)
         assert (engine.cache.cluster.free_cores == before).all() and len(engine.cache.pods.nominated()) == 1000
-    assert min(longest) > 0 and max(longest) < 0.016, longest
+    assert min(most) > 0 and max(most) < 250_000, most  # 159,000
