@@ -6,7 +6,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,12 +228,15 @@ class ClaimBook:
         for claim in list(self._assumed_for.get(uid, ())):
             self.give_up(claim)
 
-    def expire(self) -> None:
-        """What kube-scheduler did not allocate after all, and places of gangs that nobody has asked for."""
+    def late(self, among: Collection[str] | None = None) -> list[str]:
+        """What kube-scheduler did not allocate after all, and places of gangs that nobody has asked for; by claim."""
         now, cache = self._cache.clock(), self._cache
-        for claim, one in list(self._assumed.items()):
-            if one.since < now - (cache.gang_seconds if one.reserved else cache.expiry_seconds):
-                self.give_up(claim)
+        found = []
+        for claim in list(self._assumed) if among is None else among:
+            one = self._assumed.get(claim)
+            if one is not None and one.since < now - (cache.gang_seconds if one.reserved else cache.expiry_seconds):
+                found.append(claim)
+        return found
 
     def expected(self) -> set[str]:
         """The pods, by UID, for which anything is assumed."""

@@ -13,7 +13,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from scheduler_ext.engine.claim_book import ClaimBook
 from scheduler_ext.planning.evidence import ClaimStatus
 from scheduler_ext.protocol.extender_v1 import Verdict
 from scheduler_ext.protocol.reasons import FITS, AnyReason, ExtenderReason
-from scheduler_ext.scoring import placing, scores
+from scheduler_ext.scoring import exact_search, placing, scores
 from scheduler_ext.scoring.scores import Scores
 from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state import claims, objects
@@ -43,6 +43,8 @@ from vcuda.spec.request import CardFilter, PodRequest, Policy
 from vcuda.spec.units import CORES_PER_CARD
 
 _MOST_STEPS = 64  # of all claims of a pod; each costs a step of placing on every node
+_AT_ONCE = 2048  # claims of a gang that are looked at in one go; to book one takes as long as to look at _BOOKED
+_BOOKED = 16
 _EXPLAINED = 256  # nodes that are looked at for why there is no room
 
 
@@ -63,7 +65,7 @@ class _User:
 
 
 class NotScored(Exception):
-    """Many nodes are to be scored first, by Engine.score_claims; nothing was booked."""
+    """Many nodes are to be scored first, by Engine.score_claims, or many places of a gang are; nothing was booked."""
 
 
 class _Choice(NamedTuple):
@@ -160,8 +162,10 @@ class Claims:
             return False
         return bool(shape.steps) and self._scores.warm(shape, self.cluster, self.typical())
 
-    def filter(self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False) -> Verdict | None:
-        """See Engine.filter_claims."""
+    def deciding(
+        self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False
+    ) -> Generator[None, None, Verdict | None]:
+        """See Engine.filter_claims. It stops where the lock may be let go of for a while."""
         metadata = pod["metadata"]
         uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
         decision = partial(
@@ -188,14 +192,17 @@ class Claims:
             )
         if not shape.steps:
             return None
-        rows = np.fromiter((self.cluster.index.get(one, -1) for one in names), np.int64, len(names))
+        rows = self._rows(names)
         self._follow(names, rows)
-        if briefly and self._scores.far_behind(shape, self.cluster, self.typical()):
+        others = self._others_of_gang(user)
+        if briefly and (
+            self._scores.far_behind(shape, self.cluster, self.typical())
+            or sum(len(one.claims) for one in others if isinstance(one, _User)) * _BOOKED > _AT_ONCE
+        ):
             raise NotScored
         if uid not in self._counted:
             self._counted.add(uid)
             self.workload.observe(shape)
-        others = self._others_of_gang(user)
         if isinstance(others, str):
             return refused(ExtenderReason.GANG_INCOMPLETE, others)
         choice = self._take(user, waiting, rows, reserved=False)
@@ -220,7 +227,8 @@ class Claims:
             why = "its gang" if others else "its namespace's quota"
             known = f"no card has room as far as claims are known here, and {why} leaves no guess"
             return refused(reason, known + _of_alternatives(several))
-        lacking = self._reserve(others, rows)
+        node = self.cluster.names[choice.row]
+        lacking = yield from self._reserve(others, names)
         if lacking:
             for claim in waiting:
                 self._book.give_up(claim.uid)
@@ -228,7 +236,6 @@ class Claims:
             size = len(others) + 1
             message = f"gang {namespace}/{gang} needs {size} places at once, {size - lacking} are there now"
             return refused(ExtenderReason.GANG_DOES_NOT_FIT, message)
-        node = self.cluster.names[choice.row]
         self._cache.decisions.add(decision(node=node))
         return Verdict(node)
 
@@ -258,6 +265,9 @@ class Claims:
         some = frozenset(model for model in self.cluster.models if models.accept(model))
         every = len(some) == len(self.cluster.models)
         return CardFilter() if every else CardFilter(include=some or frozenset({""}))
+
+    def _rows(self, names: Sequence[str]) -> Ints:
+        return np.fromiter((self.cluster.index.get(one, -1) for one in names), np.int64, len(names))
 
     def _follow(self, names: Sequence[str], rows: Ints) -> None:
         """The nodes' free cpu and memory are counted in the other book, which sees all pods."""
@@ -321,21 +331,28 @@ class Claims:
         ours = [self._book.claim(user.namespace, name) for name in user.claims]
         return not user.unmade and any(ours) and all(one is None or one.given is not None for one in ours)
 
-    def _reserve(self, others: Sequence[_User], rows: Ints) -> int:
+    def _reserve(self, others: Sequence[_User], names: Sequence[str]) -> Generator[None, None, int]:
         """Places for the others of a gang, or none new. Returns how many could not be had."""
         made: list[SeenClaim] = []
-        with self._scores.one_budget():
-            for at, one in enumerate(others):
-                try:
-                    open_ = [claim for claim in self._waiting(one) if self._book.assumed(claim) is None]
+        budget, rows, left = exact_search.Budget(), self._rows(names), _AT_ONCE
+        for at, one in enumerate(others):
+            if left <= 0:
+                yield
+                left, rows = _AT_ONCE, self._rows(names)  # they may be others
+            try:
+                open_ = [claim for claim in self._waiting(one) if self._book.assumed(claim) is None]
+                with self._scores.one_budget(budget):
                     found = not open_ or self._take(one, open_, rows, reserved=True).row is not None
-                except InvalidRequest:
-                    found = False
-                if not found:
-                    for claim in made:
-                        self._book.give_up(claim.uid)
-                    return len(others) - at
-                made += open_
+            except InvalidRequest:
+                found = False
+            if not found:
+                for number, claim in enumerate(made, 1):
+                    self._book.give_up(claim.uid)
+                    if number % (_AT_ONCE // _BOOKED) == 0:
+                        yield
+                return len(others) - at
+            made += open_
+            left -= 1 + len(one.claims) + _BOOKED * len(open_)
         return 0
 
     # --- what can be asked about it ---

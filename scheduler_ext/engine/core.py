@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -147,10 +147,24 @@ class Engine:
     def filter_claims(self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False) -> Verdict | None:
         """Choose a node for the claims of a pod that are not allocated; None: all nodes pass.
 
-        `briefly`: where few nodes have to be scored for it; else NotScored is raised.
+        `briefly`: where little has to be scored or booked for it; else NotScored is raised.
         """
-        with self._lock:
-            return self._claims.filter(pod, names, briefly=briefly)
+        *_, verdict = self.deciding_claims(pod, names, briefly=briefly)
+        return verdict
+
+    def deciding_claims(
+        self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False
+    ) -> Iterator[Verdict | None]:
+        """The same in steps, between which others have the lock; the last one gives the verdict."""
+        deciding, more = self._claims.deciding(pod, names, briefly=briefly), True
+        verdict: Verdict | None = None
+        while more:
+            with self._lock:
+                try:
+                    next(deciding)
+                except StopIteration as end:
+                    more, verdict = False, end.value
+            yield verdict
 
     def score_claims(self, pod: Mapping[str, Any]) -> bool:
         """Score the class of a pod with claims for a few nodes; whether more is to be done."""
@@ -421,7 +435,13 @@ class Engine:
         Returns how many.
         """
         with self._lock:
-            self._claim_book.expire()
+            late = self._claim_book.late()
+        for start in range(0, len(late), _LOST_AT_ONCE):
+            with self._lock:
+                for claim in self._claim_book.late(late[start : start + _LOST_AT_ONCE]):
+                    self._claim_book.give_up(claim)
+            time.sleep(_BETWEEN)
+        with self._lock:
             return self._intake.expire()
 
     # --- what people are told ---

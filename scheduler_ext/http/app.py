@@ -109,7 +109,7 @@ class Extender:
 
     def _claims_soon(self, args: ExtenderArgs) -> bytes | Awaitable[bytes]:
         try:
-            return self._claims_decided(args, briefly=True)
+            return self._claims_answer(args, self._engine.filter_claims(args.pod, args.names, briefly=True))
         except NotScored:
             return self._claims_scored(args)
 
@@ -127,13 +127,15 @@ class Extender:
         async with self._scoring:
             while self._engine.score_claims(args.pod):
                 await asyncio.sleep(0)
-            return self._claims_decided(args)
+            verdict = None
+            for found in self._engine.deciding_claims(args.pod, args.names):
+                verdict = found
+                await asyncio.sleep(0)
+            return self._claims_answer(args, verdict)
 
-    def _claims_decided(self, args: ExtenderArgs, *, briefly: bool = False) -> bytes:
-        verdict = self._engine.filter_claims(args.pod, args.names, briefly=briefly)
-        if verdict is None:
-            return extender_v1.untouched(args)
-        return extender_v1.filter_answer(args, verdict)
+    @staticmethod
+    def _claims_answer(args: ExtenderArgs, verdict: Verdict | None) -> bytes:
+        return extender_v1.untouched(args) if verdict is None else extender_v1.filter_answer(args, verdict)
 
     async def _heavy_filter(self, args: ExtenderArgs) -> bytes:
         await asyncio.to_thread(self._engine.prepare, args.pod)

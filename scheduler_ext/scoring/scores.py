@@ -197,9 +197,9 @@ class Scores:
         return table
 
     @contextlib.contextmanager
-    def one_budget(self) -> Iterator[None]:
+    def one_budget(self, budget: exact_search.Budget | None = None) -> Iterator[None]:
         """What is looked up meanwhile, again and again after each change, searches as much as one request may."""
-        self._budget = exact_search.Budget()
+        self._budget = exact_search.Budget() if budget is None else budget
         try:
             yield
         finally:

@@ -14,7 +14,9 @@ import orjson
 import pytest
 
 from scheduler_ext.commands import serve
-from scheduler_ext.engine import garbage
+from scheduler_ext.engine import claims as gang_claims
+from scheduler_ext.engine import core, garbage
+from scheduler_ext.engine.claim_book import ClaimBook
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.http.app import Extender
 from scheduler_ext.planning import defrag, explain, pieces
@@ -306,6 +308,60 @@ def test_what_a_list_shows_no_more_is_forgotten_a_few_at_a_time(monkeypatch: pyt
     assert sum(holds["pods"].values()) == 3 * len(names) and sum(holds["nodes"].values()) == len(names) - 10
     assert max(holds["pods"].values()) <= 128 and max(holds["nodes"].values()) <= 128
     assert engine.figures()["confirmed"] == len(names) and engine.figures()["nodes"] == 10
+
+
+@pytest.mark.parametrize(("cores", "fits"), [(5, True), (30, False)], ids=["fits", "does not fit"])
+def test_a_gangs_claims_are_reserved_a_few_at_a_time_and_others_come_between(
+    cores: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,024 pods of eight claims each kept all others waiting for 0.2 s, and for 0.02 s when their places lapsed."""
+    monkeypatch.setattr(gang_claims, "_AT_ONCE", 8 * gang_claims._BOOKED)
+    monkeypatch.setattr(core, "_LOST_AT_ONCE", 8)
+    engine, clock = engine_with(*(node(name, cards(name, 2)) for name in ("a", "b")))
+    for one in (*node_slices("a", cards("a", 2)), *node_slices("b", cards("b", 2))):
+        engine.see_slice(one)
+    size, members = 20, []
+    for at in range(size):
+        its = [f"c{at}-{number}" for number in range(2)]
+        for name in its:
+            engine.see_claim(claim(name, ask("r", cores, 1), uid=name))
+        members.append(user(f"p{at}", *its, uid=f"p{at}", annotations={NAMES.gang: f"job/{size}"}))
+        engine.see_pod(members[-1])
+    lock = engine._lock = Counted()  # type: ignore[assignment]
+    booked: dict[str, dict[int, int]] = {"assume": {}, "give_up": {}}
+
+    def noted(what: str) -> None:
+        real = getattr(ClaimBook, what)
+
+        def work(self: ClaimBook, *rest: Any, **named: Any) -> Any:
+            booked[what][lock.taken] = booked[what].get(lock.taken, 0) + 1
+            return real(self, *rest, **named)
+
+        monkeypatch.setattr(ClaimBook, what, work)
+
+    for what in booked:
+        noted(what)
+    extender = Extender(engine, cast(Binder, None))
+    known = asking(pod("known", 10, 1, uid="k"), ["a", "b"])
+    engine.prepare(pod("known", 10, 1, uid="k"))
+
+    async def asked() -> Any:
+        answer = extender.filter_claims(asking(members[0], ["a", "b"]))
+        assert not isinstance(answer, bytes), "much is to be booked"
+        task = asyncio.ensure_future(answer)
+        while not task.done():
+            await asyncio.sleep(0)
+            assert isinstance(extender.filter(known), bytes), "others wait for nothing"
+        return orjson.loads(task.result())
+
+    found = asyncio.run(asked())
+    held = engine.figures()["claims_assumed"]
+    assert (bool(found["NodeNames"]), held) == (fits, 2 * size if fits else 0), found
+    clock.now += 1000
+    engine.expire()
+    assert engine.figures()["claims_assumed"] == 0
+    assert sum(booked["assume"].values()) == (2 * size if fits else 12)
+    assert max(max(of.values()) for of in booked.values()) <= 12, booked
 
 
 def run(program: str) -> list[str]:
