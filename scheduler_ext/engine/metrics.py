@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 
@@ -40,18 +44,57 @@ class _Figures(Collector):
         yield pods
 
 
+class Tally:
+    """How often something that comes with each pod has come, and how long it took in all; one thread counts.
+
+    The library's own counters cost a decision a twentieth more.
+    """
+
+    __slots__ = ("count", "seconds", "within")
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+        self.within = [0] * (len(_BUCKETS) + 1)
+
+    def inc(self) -> None:
+        self.count += 1
+
+    def observe(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.within[bisect_left(_BUCKETS, seconds)] += 1
+
+
+class _Tallies(Collector):
+    """A counter, or where `timed` a histogram, with one label or none."""
+
+    def __init__(self, name: str, text: str, label: str, registry: CollectorRegistry, *, timed: bool = False) -> None:
+        self._family = HistogramMetricFamily if timed else CounterMetricFamily
+        self._what, self._labels = (name, text), [label] if label else []
+        self._made: dict[tuple[str, ...], Tally] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Tally:
+        return self._made.setdefault(values, Tally())
+
+    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
+        family = self._family(*self._what, labels=self._labels)
+        for values, tally in list(self._made.items()):
+            if isinstance(family, HistogramMetricFamily):
+                bounds = map(floatToGoString, (*_BUCKETS, math.inf))
+                family.add_metric(values, list(zip(bounds, accumulate(tally.within), strict=True)), tally.seconds)
+            else:
+                family.add_metric(values, tally.count)
+        yield family
+
+
 class Metrics:
     """One registry per extender, so that several can live in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Histogram(
-            "vcuda_extender_request_seconds", "Time to answer a request, its body read", ["verb"],
-            buckets=_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.verdicts = Counter(
-            "vcuda_extender_filters", "Filter answers by result", ["result"], registry=self.registry
-        )
+        text = "Time to answer a request, its body read"
+        self.requests = _Tallies("vcuda_extender_request_seconds", text, "verb", self.registry, timed=True)
+        self.verdicts = _Tallies("vcuda_extender_filters", "Filter answers by result", "result", self.registry)
         self.preemptions = Counter(
             "vcuda_extender_preemptions", "Preempt answers by result", ["result"], registry=self.registry
         )
@@ -67,8 +110,9 @@ class Metrics:
             "Requests refused because their client showed no certificate that counts",
             registry=self.registry,
         )
-        self.binds = Counter("vcuda_extender_binds", "Bind answers by result", ["result"], registry=self.registry)
-        self.writes = Counter("vcuda_extender_api_writes", "Bindings sent to the API server", registry=self.registry)
+        self.binds = _Tallies("vcuda_extender_binds", "Bind answers by result", "result", self.registry)
+        writes = _Tallies("vcuda_extender_api_writes", "Bindings sent to the API server", "", self.registry)
+        self.writes = writes.labels()
         self.expired = Counter(
             "vcuda_extender_expired", "Assumed placements that Bind never came for", registry=self.registry
         )
