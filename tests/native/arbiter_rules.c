@@ -34,6 +34,35 @@ static void works(unsigned index, uint64_t now, uint64_t charged, uint64_t finis
     tenants[index].seen.credit_updated_ns = now;
 }
 
+/* … of which nobody says until when it lasts: the neighbour was charged all of the time in which it had half of the card. */
+static void test_a_stopped_process_has_the_card_beside_others(void)
+{
+    for (unsigned stopped = 1; stopped <= 3; stopped += 2) {
+        start(2);
+        uint64_t now = T, others[2];
+        tenants[0].seen.open = stopped;
+        works(0, T, MS, T);
+        for (; now < T + 10 * MS; now += MS) {
+            works(1, now, MS, now + 2 * MS);
+            vc_plan_decide(&plan, now);
+        }
+        for (unsigned i = 0; i < 2; i++)
+            others[i] = tenants[i].others_gpu_ns;
+        for (; now < T + 20 * MS; now += MS) {
+            works(1, now, 400 * US, now + 2 * MS);
+            vc_plan_decide(&plan, now);
+        }
+        CHECK_NEAR(tenants[1].others_gpu_ns - others[1], 10 * MS * stopped / (stopped + 1), MS);
+        CHECK_NEAR(tenants[0].others_gpu_ns - others[0], 4 * MS, MS); /* what they were charged */
+        CHECK(tenants[1].others_active_ns == now - MS && !tenants[0].active);
+        for (; now < T + 2000 * MS; now += MS) {
+            works(1, now, MS, now + 2 * MS);
+            vc_plan_decide(&plan, now);
+        }
+        CHECK(!tenants[0].still); /* it was charged nothing, so it may be a lie */
+    }
+}
+
 static void test_a_waiter_gets_the_idle_card_and_keeps_it_unbounded(void)
 {
     start(2);
@@ -613,6 +642,7 @@ static void test_what_processes_tell_counts_whatever_the_file_says(void)
 
 int main(void)
 {
+    test_a_stopped_process_has_the_card_beside_others();
     test_what_others_owe_may_be_saved_up();
     test_an_overdrawn_account_is_closed_until_it_is_paid();
     test_what_processes_tell_counts_whatever_the_file_says();

@@ -812,6 +812,13 @@ static void test_who_waited_for_its_work_leaves_none(void)
 
 static void test_others_part_of_abandoned_work_is_not_the_containers(void)
 {
+    start_two(); /* it ended long before somebody looks, while a sibling goes on */
+    limits.arbiter_heartbeat_ns = limits.cards[0].alive_ns = T + 100 * MS;
+    region_usage.slots[0].claimed_ns = T - MS;
+    limits.ended_ns[0] = T + 20 * MS;
+    vc_abandoned_open(other.usage, 1);
+    limits.cards[0].others_gpu_ns += 50 * MS;
+    CHECK_NEAR(settle_for(T + 100 * MS, true), 10 * MS, 10 * US);
     start_two();
     limits.cards[0].others_gpu_ns += 20 * MS;
     CHECK_NEAR(settle_for(T + 50 * MS, false), 30 * MS, 10 * US);

@@ -104,12 +104,12 @@ bool vc_member_due(const struct vc_member *member, uint64_t now_ns)
 static void look_for_the_living(struct vc_member *member, uint32_t card, uint64_t last_ns, uint64_t now_ns)
 {
     bool alive = false;
-    member->open[card] = false;
+    member->open[card] = 0;
     for (uint32_t slot = 0; slot < VC_MAX_SLOTS; slot++) {
         uint64_t bit = UINT64_C(1) << slot % 64, *gone = &member->gone_slots[card][slot / 64], *living = &member->living_slots[card][slot / 64];
         bool open = member->cards[card].open_slots[slot / 64] & bit, lives = open && vc_slot_locked(member->usage_descriptor, slot);
         bool ends = open && !lives && !(*gone & bit);
-        member->open[card] = member->open[card] || lives;
+        member->open[card] += lives;
         alive = alive || lives || ends;
         if (ends || (lives && vc_load_relaxed(&member->limits->ended_ns[slot]) != 0))
             vc_store_relaxed(&member->limits->ended_ns[slot], lives ? 0 : *living & bit ? now_ns - (now_ns - last_ns) / 2 : now_ns);
@@ -122,7 +122,7 @@ static void look_for_the_living(struct vc_member *member, uint32_t card, uint64_
 
 static void nobody_is_open(struct vc_member *member, uint32_t card)
 {
-    member->open[card] = false;
+    member->open[card] = 0;
     member->living_slots[card][0] = member->living_slots[card][1] = 0;
 }
 

@@ -42,7 +42,7 @@ struct vc_member {
     uint64_t told_next_ns;
     uint64_t gone_slots[VC_MAX_CARDS][2]; /* of those that are open: whose process was found gone … */
     uint64_t living_slots[VC_MAX_CARDS][2]; /* … or alive, at the latest look */
-    bool open[VC_MAX_CARDS];              /* one of the others is */
+    uint32_t open[VC_MAX_CARDS];          /* how many of the others are */
 };
 
 /* Open both files. Returns NULL with *error. The grants are withdrawn at once: no lease, guaranteed rate. */

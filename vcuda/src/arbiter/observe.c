@@ -14,6 +14,10 @@ static const int64_t OVERDRAFT_NS = 2 * VC_BUCKET_NS;
 static const uint64_t UNCUT_SLACK_NS = 1500000;
 static const uint64_t BEHIND_NS = 5000000;
 static const uint64_t UNCUT_MEMORY_NS = UINT64_C(10000000000);
+/* A helper that runs says sooner that the work of its process is done, or until when it lasts. */
+static const uint64_t STILL_AFTER_NS = 3000000;
+/* Who only says so is believed so far: what a stopped process had is charged to its container, but later. */
+static const uint64_t STILL_BELIEVED_NS = 1000000000;
 
 static int64_t charge_since_last_look(struct vc_tenant *tenant)
 {
@@ -130,6 +134,23 @@ bool vc_plan_others_behind(const struct vc_card_plan *plan, unsigned index, uint
     return behind;
 }
 
+static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, uint64_t elapsed_ns, int64_t charged)
+{
+    tenant->still = tenant->seen.open != 0 && tenant->seen.predicted_finish_ns + STILL_AFTER_NS < now_ns && tenant->still_ns < STILL_BELIEVED_NS;
+    if (tenant->still)
+        tenant->still_ns += elapsed_ns;
+    else
+        tenant->beside_still_ns = 0;
+    if (charged > 0)
+        tenant->still_ns -= vc_earlier(tenant->still_ns, (uint64_t)charged);
+}
+
+/* Processes that take turns have the card as one; stopped ones each have slices of their own. */
+static unsigned parts_of(const struct vc_tenant *tenant)
+{
+    return tenant->still ? tenant->seen.open : 1;
+}
+
 static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
 {
     return plan->uncut_until_ns > now_ns;
@@ -140,7 +161,7 @@ static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
 static uint64_t busy_since(const struct vc_card_plan *plan, const struct vc_tenant *tenant, uint64_t now_ns)
 {
     uint64_t from = uncut(plan, now_ns) ? vc_later(plan->looked_ns, tenant->seen.began_ns) : plan->looked_ns;
-    uint64_t until = vc_earlier(tenant->finish_ns, now_ns);
+    uint64_t until = tenant->still ? now_ns : vc_earlier(tenant->finish_ns, now_ns);
     return until > from ? until - from : 0;
 }
 
@@ -159,19 +180,36 @@ static void split_by_turns(struct vc_card_plan *plan, uint64_t now_ns)
                 vc_earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
 }
 
+/* Whoever was stopped had the card where others had not: they are charged for what they launch, so that was their part, however seldom they had work there. */
+static uint64_t others_of_stopped(const struct vc_card_plan *plan, struct vc_tenant *tenant, uint64_t own_ns)
+{
+    for (unsigned i = 0; i < plan->count; i++)
+        if (&plan->tenants[i] != tenant)
+            tenant->beside_still_ns += plan->tenants[i].look_charged_ns;
+    if (tenant->beside_still_ns > VC_BUCKET_NS)
+        tenant->beside_still_ns = VC_BUCKET_NS;
+    uint64_t part = tenant->beside_still_ns > 0 ? vc_earlier((uint64_t)tenant->beside_still_ns, own_ns) : 0;
+    tenant->beside_still_ns -= (int64_t)part;
+    return part;
+}
+
 /* Where several tenants had work on the card, its slices went round: each lost the others' equal parts. */
 static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
 {
-    unsigned present = 0;
+    unsigned parts = 0;
     for (unsigned i = 0; i < plan->count; i++)
-        present += busy_since(plan, &plan->tenants[i], now_ns) != 0;
-    if (present < 2)
+        parts += busy_since(plan, &plan->tenants[i], now_ns) != 0 ? parts_of(&plan->tenants[i]) : 0;
+    if (parts < 2)
         return;
     for (unsigned i = 0; i < plan->count; i++) {
         uint64_t own = busy_since(plan, &plan->tenants[i], now_ns);
+        if (plan->tenants[i].still) {
+            plan->tenants[i].others_gpu_ns += others_of_stopped(plan, &plan->tenants[i], own);
+            continue;
+        }
         for (unsigned j = 0; own != 0 && j < plan->count; j++)
             if (j != i)
-                plan->tenants[i].others_gpu_ns += vc_earlier(own, busy_since(plan, &plan->tenants[j], now_ns)) / present;
+                plan->tenants[i].others_gpu_ns += vc_earlier(own, busy_since(plan, &plan->tenants[j], now_ns)) * parts_of(&plan->tenants[j]) / parts;
     }
 }
 
@@ -180,8 +218,10 @@ static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
 static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
 {
     unsigned present = 0;
-    for (unsigned i = 0; i < plan->count; i++)
-        present += plan->tenants[i].active; /* who waits may have a slice, too, while another has none any more */
+    for (unsigned i = 0; i < plan->count; i++) { /* who waits may have a slice, too, while another has none any more */
+        const struct vc_tenant *tenant = &plan->tenants[i];
+        present += tenant->seen.open > 1 ? tenant->seen.open : tenant->active;
+    }
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         bool waits = tenant->seen.began_ns & VC_NOT_BEGUN, behind = tenant->seen.began_ns & VC_BEHIND;
@@ -219,17 +259,18 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         tenant->look_charged_ns = charged;
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
+        look_for_stopped(tenant, now_ns, elapsed, charged);
         if (is_behind(tenant, now_ns))
             tenant->behind_ns = now_ns;
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
-        busy += on_card(tenant, now_ns);
+        busy += tenant->still || on_card(tenant, now_ns);
         keep_accounts(tenant, now_ns, elapsed, charged);
     }
     let_save(plan);
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         judge_credit(tenant, now_ns);
-        if (busy > on_card(tenant, now_ns) || vc_plan_others_behind(plan, i, now_ns))
+        if (busy > (tenant->still || on_card(tenant, now_ns)) || vc_plan_others_behind(plan, i, now_ns))
             tenant->others_active_ns = now_ns;
     }
     look_for_uncut_kernels(plan, now_ns);

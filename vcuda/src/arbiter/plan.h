@@ -34,7 +34,7 @@ struct vc_observation {
     uint64_t waiting_until_ns;
     uint64_t predicted_finish_ns;
     uint64_t began_ns; /* with VC_NOT_BEGUN: its work waits for others' on the card, since then; with VC_BEHIND: for something else, as was seen then */
-    bool open;         /* a living process of it has work on the card whose end nobody saw: when it dies matters */
+    unsigned open;     /* so many living processes of it have work on the card whose end nobody saw: when they die matters */
 };
 
 /* One container on the card. The caller fills the first part; the rest belongs to these rules. */
@@ -53,6 +53,9 @@ struct vc_tenant {
     uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
     int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */
     uint64_t finish_ns;  /* bounded predicted finish */
+    bool still;          /* its processes say neither that their work is done nor until when it lasts: they were stopped … */
+    uint64_t still_ns;   /* … and so long it was believed to be on the card for that, beyond what it was charged … */
+    int64_t beside_still_ns; /* … and what others were charged meanwhile, not yet taken for their part */
     uint64_t queued_since_ns; /* its work has not begun since then; 0: it has … */
     uint64_t queued_until_ns; /* … and had not at that look */
     unsigned queued_behind;   /* the most others that had work on the card meanwhile, or wanted to */

@@ -28,10 +28,19 @@ static uint64_t ended(const struct vc_limits *limits, const struct vc_usage *usa
     return end < now_ns ? end : now_ns;
 }
 
-/* What other tenants had of the card meanwhile, as far as the arbiter knows; never nearly all. */
-static uint64_t without_others(const struct vc_card_limit *limit, const struct vc_slot_card *slot, uint64_t passed_ns)
+static bool others_are_open(const struct vc_card_usage *usage, uint32_t slot)
+{
+    uint64_t own = UINT64_C(1) << slot % 64, half = slot / 64;
+    return vc_load_relaxed(&usage->open_slots[half]) & ~own || vc_load_relaxed(&usage->open_slots[!half]);
+}
+
+/* What other tenants had of the card meanwhile, as far as the arbiter knows; never nearly all. Their clock goes on, behind an end that is found `late_ns` later,
+ * as long as other processes of the container have work there. */
+static uint64_t without_others(const struct vc_card_limit *limit, const struct vc_slot_card *slot, uint64_t passed_ns, uint64_t late_ns)
 {
     uint64_t others = vc_load_relaxed(&limit->others_gpu_ns) - vc_load_relaxed(&slot->others_then_ns);
+    if ((int64_t)others > 0)
+        others = (uint64_t)((double)others * (double)passed_ns / (double)(passed_ns + late_ns));
     uint64_t most = passed_ns - passed_ns / 5;
     return passed_ns - ((int64_t)others < 0 ? 0 : others < most ? others : most);
 }
@@ -68,7 +77,7 @@ uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usag
     uint64_t due = 0;
     if (until > paid_until && vc_load_relaxed(&own->others_then_ns) != VC_ALL_DONE) {
         uint64_t owed = vc_load_relaxed(&own->owed_ns), most = owed < VC_ABANDONED_MOST_NS ? VC_ABANDONED_MOST_NS - owed : 0;
-        due = without_others(&limits->cards[card], own, until - paid_until);
+        due = without_others(&limits->cards[card], own, until - paid_until, others_are_open(shared, slot) ? now_ns - until : 0);
         if (!__atomic_compare_exchange_n(&own->predicted_finish_ns, &paid_until, until, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             return 0; /* another one was faster, or its process goes on */
         due = (uint64_t)((double)due / (double)(until - paid_until) * (double)vc_abandoned_cover(shared, paid_until, until));

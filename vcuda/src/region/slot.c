@@ -250,9 +250,6 @@ uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t no
             if (slot == vc_load_relaxed(&region->slot) || paid_until + VC_ABANDONED_AFTER_NS > now_ns)
                 continue;
             due += vc_abandoned_take(region->limits, region->usage, card, index, now_ns, is_gone(region, index));
-            /* It is on the card still, as far as anybody knows: others' part of it goes on being told apart. */
-            if (vc_abandoned_is_open(usage, index))
-                vc_raise_to(&usage->predicted_finish_ns, now_ns + VC_ABANDONED_AFTER_NS);
         }
     return due;
 }
