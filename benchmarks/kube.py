@@ -218,7 +218,9 @@ def cluster() -> Iterator[Lab]:
     """Raises kubelab.Unavailable where there is none."""
     kubelab.script()
     with contextlib.ExitStack() as undo:
-        folder = Path(tempfile.mkdtemp(prefix="vcuda-kube-bench-"))
+        folder = Path(
+            tempfile.mkdtemp(prefix="vk-")
+        )  # as short as /etc/gpu-manager: kubelet prints each answer's bytes
         undo.callback(shutil.rmtree, folder)
         share_mounts(folder)
         undo.callback(unmount, folder)
