@@ -100,11 +100,11 @@ class PodKinds:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._known: dict[bytes, PodKind | None] = {}
+        self._known: dict[str, PodKind | None] = {}
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def kind(self, text: bytes, pod_of: str) -> PodKind | None:
+    def kind(self, text: str, pod_of: str) -> PodKind | None:
         """None for pods that have to be read whole."""
         try:
             return self._known[text]
@@ -148,7 +148,7 @@ class PodTexts:
         self._keep(0, lib.VC_UNREAD, *beside)
         if not only:
             self._keep_own(0, ("type",), _TYPE)
-        self._slots, self._rest, self._room = ffi.new("size_t[]", 2 * _COUNT), ffi.NULL, 0
+        self._rest, self._room = ffi.NULL, 0
 
     def _keep(self, within: int, way: int, *names: str, slot: int = 0) -> int:
         """The place of the last one."""
@@ -184,19 +184,19 @@ class PodTexts:
 
         From `start` to `end` somebody else has read it.
         """
-        size = len(text)
+        size = len(text) + _COUNT
         if size > self._room:
             self._rest, self._room = ffi.new("char[]", 2 * size), 2 * size
-        slots, rest = self._slots, self._rest
-        kept = lib.vc_kept_read(self._kept, ffi.from_buffer(text), size, start, end, slots, _COUNT, rest)
-        kind = self._kinds.kind(ffi.buffer(rest, kept)[:], self._pod_of) if kept >= 0 else None
+        size = lib.vc_kept_read(self._kept, ffi.from_buffer(text), len(text), start, end, _COUNT, self._rest)
+        if size < 0:
+            return None
+        rest = ffi.buffer(self._rest, size)[:].decode()
+        kept, *said = rest.rsplit("\n", _COUNT)
+        kind = self._kinds.kind(kept, self._pod_of)
         if kind is None:
             return None
-        at = ffi.unpack(slots, 2 * _COUNT)
-        said = [text[begin + 1 : end - 1].decode() if end else "" for begin, end in zip(at[::2], at[1::2], strict=True)]
-        for slot, one in enumerate(said):
-            if "\\" in one:
-                said[slot] = orjson.loads(text[at[2 * slot] : at[2 * slot + 1]])
+        if "\\" in rest:
+            said = [orjson.loads(f'"{one}"') if "\\" in one else one for one in said]
         if not said[0] or said[_PHASE] in ENDED_PHASES:  # what the containers of those do is not kept
             return None
         return said[_TYPE], KnownPod(kind, self._placement, said)

@@ -14,7 +14,7 @@ static const char TEXT[] =
     "[{\"type\":\"Ready\"},{\"type\":\"wanted\"},7]}}}\n";
 static const char REST[] =
     "{\"object\":{\"metadata\":{},\"spec\":{\"containers\":[{\"name\":\"m\",\"resources\":{\"limits\":{\"gpu\":\"1\"}}},{},{\"name\":true}]},"
-    "\"status\":{\"conditions\":[{\"type\":\"wanted\"}]}}}";
+    "\"status\":{\"conditions\":[{\"type\":\"wanted\"}]}}}\nADDED\na\\u0041";
 
 static int keep(struct vc_kept *kept, int within, const char *name, int way, int slot)
 {
@@ -27,17 +27,13 @@ static int keep(struct vc_kept *kept, int within, const char *name, int way, int
 /* The length of the rest, which is checked against `wanted` if that is given; -1 if the text is not read. */
 static int64_t read_text(const struct vc_kept *kept, const char *text, size_t bytes, const char *wanted)
 {
-    char *copy = malloc(bytes + !bytes), *rest = malloc(bytes + !bytes);
-    size_t slots[2 * SLOTS];
+    char *copy = malloc(bytes + !bytes), *rest = malloc(bytes + SLOTS);
 
     CHECK(copy != NULL && rest != NULL);
     memcpy(copy, text, bytes);
-    int64_t length = vc_kept_read(kept, copy, bytes, 0, 0, slots, SLOTS, rest);
+    int64_t length = vc_kept_read(kept, copy, bytes, 0, 0, SLOTS, rest);
 
-    CHECK(length <= (int64_t)bytes);
-    for (int slot = 0; length >= 0 && slot < SLOTS; slot++)
-        if (slots[2 * slot + 1] != 0)
-            CHECK(slots[2 * slot + 1] <= bytes && copy[slots[2 * slot]] == '"' && copy[slots[2 * slot + 1] - 1] == '"');
+    CHECK(length <= (int64_t)bytes + SLOTS);
     if (wanted != NULL)
         CHECK(length == (int64_t)strlen(wanted) && memcmp(rest, wanted, (size_t)length) == 0);
     free(copy);
@@ -66,7 +62,7 @@ int main(void)
 
     keep(only, 0, "Pod", VC_WITHIN, 0);
     keep(only, 0, "Nodes", VC_UNREAD, 0);
-    read_text(only, "{\"Pod\":{\"a\":1},\"Nodes\":null}", 28, "{\"Pod\":{}}");
+    read_text(only, "{\"Pod\":{\"a\":1},\"Nodes\":null}", 28, "{\"Pod\":{}}\n\n");
     CHECK(read_text(only, "{\"Pod\":{},\"pod\":{}}", 19, NULL) == -1);
     CHECK(read_text(only, "{\"Nodes\":1,\"Nodes\":2}", 21, NULL) == -1);
     CHECK(read_text(only, "{\"Nodes\":1.5}", 13, NULL) == -1);

@@ -12,6 +12,7 @@
 #define MOST_DEPTH 64
 #define MOST_MEMBERS 128
 #define MOST_BESIDE 32 /* bits of what has been seen of an object */
+#define MOST_SLOTS 16
 #define MOST_DIGITS 18 /* fits 64 bits, whatever the sign */
 
 struct member {
@@ -51,7 +52,7 @@ int vc_kept_add(struct vc_kept *kept, int within, const char *name, size_t bytes
 
     for (int each = kept->members[within].first; each; each = kept->members[each].next)
         beside++;
-    if (place == MOST_MEMBERS || beside == MOST_BESIDE)
+    if (place == MOST_MEMBERS || beside == MOST_BESIDE || slot >= MOST_SLOTS)
         return -1;
     struct member *fresh = kept->members + place;
 
@@ -65,10 +66,13 @@ int vc_kept_add(struct vc_kept *kept, int within, const char *name, size_t bytes
 
 struct reader {
     const struct member *members;
-    const char *text, *at, *end;
+    const char *at, *end;
     const char *hole, *behind; /* what somebody else has read */
     char *out;
-    size_t *slots;
+    struct slot {
+        const char *begin;
+        size_t bytes;
+    } slots[MOST_SLOTS];
 };
 
 static void skip_space(struct reader *reader)
@@ -246,14 +250,12 @@ static bool copy_value(struct reader *reader, int depth)
 static bool read_slot(struct reader *reader, int slot)
 {
     bool escaped;
-    size_t begin = (size_t)(reader->at - reader->text);
-    bool valid = read_string(reader, &escaped);
+    const char *begin = reader->at + 1;
 
-    size_t end = (size_t)(reader->at - reader->text);
-
-    reader->slots[2 * slot] = begin;
-    reader->slots[2 * slot + 1] = end;
-    return valid && end - begin > 2;
+    if (!read_string(reader, &escaped))
+        return false;
+    reader->slots[slot] = (struct slot){begin, (size_t)(reader->at - begin) - 1};
+    return reader->slots[slot].bytes > 0;
 }
 
 static bool read_object(struct reader *reader, const struct member *within, int depth);
@@ -351,18 +353,23 @@ static bool read_object(struct reader *reader, const struct member *within, int 
     return more == NO;
 }
 
-int64_t vc_kept_read(const struct vc_kept *kept, const char *text, size_t bytes, size_t from, size_t to, size_t *slots,
-                     size_t count, char *rest)
+int64_t vc_kept_read(const struct vc_kept *kept, const char *text, size_t bytes, size_t from, size_t to, int slots, char *rest)
 {
     struct reader reader = {
-        .members = kept->members, .text = text, .at = text, .end = text + bytes, .out = rest, .slots = slots,
+        .members = kept->members, .at = text, .end = text + bytes, .out = rest,
         .hole = from < to ? text + from : NULL, .behind = text + to,
     };
 
-    memset(slots, 0, 2 * count * sizeof *slots);
     skip_space(&reader);
     if (!comes(&reader, '{') || !read_object(&reader, kept->members, 1))
         return -1;
     skip_space(&reader);
-    return reader.at == reader.end ? reader.out - rest : -1;
+    if (reader.at != reader.end)
+        return -1;
+    for (int slot = 0; slot < slots; slot++) {
+        put(&reader, "\n", 1);
+        if (reader.slots[slot].bytes > 0)
+            put(&reader, reader.slots[slot].begin, reader.slots[slot].bytes);
+    }
+    return reader.out - rest;
 }
