@@ -417,6 +417,21 @@ static void test_what_varies_and_began_behind_something_else_is_charged_by_its_t
     }
 }
 
+/* What siblings are charged when they launch may run before or behind it: kernels of 20 ms in turns had 60 of 50. */
+static void test_what_siblings_launched_takes_nothing_from_what_was_learnt(void)
+{
+    static const struct {
+        uint64_t lasted, siblings, charged, risk;
+    } cases[] = {{20 * MS, 12 * MS, 20 * MS, 0}, {40 * MS, 20 * MS, 20 * MS, 0}, {40 * MS, 30 * MS, 20 * MS, 0}, {60 * MS, 30 * MS, 30 * MS, 0}, {16 * MS, 12 * MS, 16 * MS, 0},
+                 {20 * MS, 12 * MS, 8 * MS, 100 * MS}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + cases[i].lasted, .estimate_ns = 20 * MS, .others_gpu_ns = cases[i].siblings, .risk_ns = cases[i].risk,
+                                       .operations = 1, .measurable = true, .siblings = true};
+        CHECK(vc_interval_settle(&busy, &interval, true, false).charged_ns == cases[i].charged);
+    }
+}
+
 static void test_overlapped_work_is_charged_fairly(void)
 {
     start(30, 30, VC_CARD_SHARED);
@@ -956,6 +971,7 @@ int main(void)
     test_what_is_not_the_cards_work_is_no_part_of_what_is_charged();
     test_what_waits_behind_something_else_begins_when_its_mark_is_reached();
     test_what_varies_and_began_behind_something_else_is_charged_by_its_time();
+    test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_overlapped_work_is_charged_fairly();
     test_other_processes_of_the_container_count_as_others();
     test_streams_side_by_side_pay_common_time_once();

@@ -555,6 +555,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
             interval->others_gpu_ns = vc_gate_others_ns(gate, now_ns, &interval->others_then, &now);
         }
         interval->joined = vc_gate_beside(gate, interval->from_ns);
+        interval->siblings = !policy.shared;
         interval->launched_meanwhile_ns = gate->launched_ns - vc_earlier(interval->seen_then_ns, gate->launched_ns);
         settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
                                         beside(&policy, interval));

@@ -199,6 +199,10 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
         return settlement;
     }
     settlement.charged_ns = settlement.measured_ns = vc_interval_own(interval);
+    if (interval->siblings && !interval->unknown && interval->risk_ns == 0) {
+        /* What those were charged meanwhile may have run before or behind it: the truth lies between two bounds, and what was learnt between them is as good as any. */
+        settlement.charged_ns = settlement.measured_ns = vc_later(settlement.charged_ns, vc_earlier(estimate, interval->uncovered_ns));
+    }
     /* Side by side the parts are guessed: only what no part explains tells something. */
     bool explained = beside && !interval->unclear && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
     settlement.evidence = explained ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_LONG_OVERLAP;
