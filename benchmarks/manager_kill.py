@@ -127,11 +127,8 @@ class Run:
         self.tally.leaked += [f"{uid}: still in the state" for uid in state - set(self._running)]
         used: dict[str, tuple[int, int]] = {}
         for uid, (_, cores, blocks) in self._running.items():
-            answers = [
-                api.ContainerAllocateResponse.FromString(self._bench.kubelet.held[uid, name][1])
-                for name in (NAMES.core, NAMES.memory)
-            ]
-            (card,) = {answer.annotations[NAMES.device] for answer in answers}
+            answer = api.ContainerAllocateResponse.FromString(self._bench.kubelet.held[uid, NAMES.core][1])
+            card = answer.annotations[NAMES.device]
             before = used.get(card, (0, 0))
             used[card] = (before[0] + cores, before[1] + blocks)
             self._check_region(uid, card, cores, blocks)
