@@ -220,8 +220,8 @@ static void close_gate(struct vc_gate *gate)
     vc_abandoned_close(gate->usage, gate->turns.own);
     gate->open = false;
     take_owed(gate);
-    account_beyond(gate, -(int64_t)gate->owed_ns, gate->owed_ns);
-    gate->owed_ns = 0;
+    account_beyond(gate, -(int64_t)(gate->owed_ns + gate->unwatched_ns), gate->owed_ns);
+    gate->owed_ns = gate->unwatched_ns = 0;
 }
 
 static bool rests(const struct vc_gate *gate, uint64_t now_ns)
@@ -236,7 +236,7 @@ static void charge_unwatched(struct vc_gate *gate, uint64_t now_ns)
     if (gate->unseen == 0 || now_ns <= since + VC_UNWATCHED_NS)
         return;
     account(gate, (int64_t)(now_ns - since));
-    gate->owed_ns += now_ns - since;
+    gate->unwatched_ns += now_ns - since;
     gate->looked_ns = now_ns;
 }
 
@@ -461,13 +461,13 @@ static bool overlapped(const struct vc_gate *gate, const struct vc_policy *polic
     return vc_load_relaxed(&gate->limit->others_active_ns) > interval->from_ns;
 }
 
-/* What siblings charged for us was for what is under way. */
+/* What siblings charged for us, and we while nobody looked, was for what is under way. */
 static void pay_owed(struct vc_gate *gate, struct vc_interval *interval)
 {
     take_owed(gate);
-    interval->advance_ns += gate->owed_ns;
+    interval->advance_ns += gate->owed_ns + gate->unwatched_ns;
     interval->siblings_ns += gate->owed_ns;
-    gate->owed_ns = 0;
+    gate->owed_ns = gate->unwatched_ns = 0;
 }
 
 void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
@@ -612,7 +612,8 @@ uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns)
 {
     pthread_mutex_lock(&gate->mutex);
     uint64_t since = vc_later(gate->told_at_ns, gate->busy_from_ns), passed = now_ns > since ? now_ns - since : 0;
-    uint64_t taken = gate->own.taken_ns > 0 ? (uint64_t)gate->own.taken_ns : 0;
+    int64_t settled = gate->own.taken_ns - (int64_t)gate->unwatched_ns; /* who looks first may have no clock yet */
+    uint64_t taken = settled > 0 ? (uint64_t)settled : 0;
     gate->told_ns = vc_later(gate->told_ns, vc_earlier(taken, gate->told_ns + passed));
     gate->told_at_ns = now_ns;
     uint64_t told = gate->told_ns;

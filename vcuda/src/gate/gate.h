@@ -116,6 +116,7 @@ struct vc_gate {
     bool open;             /* our bit in vc_card_usage.open_slots is set (region/abandoned.h) … */
     bool untold_open;      /* … and the arbiter was not called for it */
     uint64_t owed_ns;      /* what siblings charged for us while we stood still, not yet settled */
+    uint64_t unwatched_ns; /* what was charged while nobody looked, not yet settled */
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */
     struct vc_busy busy;
     const void *latest_lane;  /* whoever passed last … */

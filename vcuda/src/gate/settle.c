@@ -199,7 +199,7 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
         return settlement;
     }
     settlement.charged_ns = settlement.measured_ns = vc_interval_own(interval);
-    if (interval->siblings && !interval->unknown && interval->risk_ns == 0) {
+    if (interval->siblings && !interval->unknown) {
         /* What those were charged meanwhile may have run before or behind it: the truth lies between two bounds, and what was learnt between them is as good as any. */
         settlement.charged_ns = settlement.measured_ns = vc_later(settlement.charged_ns, vc_earlier(estimate, interval->uncovered_ns));
     }
