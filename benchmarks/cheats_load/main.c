@@ -66,6 +66,7 @@ static const struct pattern patterns[] = {
     PATTERN(left_among_destroyed, 1, 1, 0),
     PATTERN(left_while_capturing, 1, 1, 0),
     PATTERN(left_before_capture, 1, 1, 0),
+    PATTERN(left_in_another_context, 1, 1, 0),
     PATTERN(graphs, 1, 1, 0),
     PATTERN(graphs_updated, 1, 1, 0),
     PATTERN(graphs_made_anew, 1, 1, 0),

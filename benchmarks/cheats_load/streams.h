@@ -237,6 +237,32 @@ static void left_before_capture(struct place *place)
     leave_long(place, leave_and_capture);
 }
 
+static struct place *working;
+
+static void leave_and_work_elsewhere(struct place *place)
+{
+    launch(place, "ragged", place->streams[0]);
+    CALL(cuCtxSetCurrent, working->context);
+    for (uint64_t until = now_ns() + 100000000; now_ns() < until;) {
+        launch(working, "spin_10us", working->streams[1]);
+        CALL(cuStreamSynchronize, working->streams[1]);
+    }
+    CALL(cuCtxSetCurrent, place->context);
+}
+
+/* In a context while the process works, and waits, in another. */
+static void left_in_another_context(struct place *place)
+{
+    static struct place other;
+    working = place;
+    if (!other.context) {
+        open_context(&other);
+        CALL(cuStreamCreate, &other.streams[0], 1);
+    }
+    other.round = place->round;
+    leave_long(&other, leave_and_work_elsewhere);
+}
+
 static void leave_on_own_and_end(struct place *place)
 {
     leave_long(place, leave_on_own);

@@ -58,6 +58,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "left_among_destroyed",
         "left_while_capturing",
         "left_before_capture",
+        "left_in_another_context",
         "kernel_times_change_between_copies",
         "long_behind_a_callback",
     ],

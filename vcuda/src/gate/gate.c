@@ -487,13 +487,21 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
     pthread_mutex_unlock(&gate->mutex);
 }
 
-bool vc_gate_should_rest(struct vc_gate *gate, uint64_t now_ns, uint64_t *done_ns)
+void vc_gate_predicted(struct vc_gate *gate, uint64_t *done_ns, uint64_t *launched_ns)
 {
     pthread_mutex_lock(&gate->mutex);
-    bool should = rests(gate, now_ns);
     *done_ns = gate->finish_ns;
+    *launched_ns = gate->launched_ns;
     pthread_mutex_unlock(&gate->mutex);
-    return should;
+}
+
+uint64_t vc_gate_lasts_from(struct vc_gate *gate, uint64_t now_ns, uint64_t done_ns, uint64_t launched_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    bool explained = gate->unseen != 0 && vc_gate_policy(gate, now_ns).shared;
+    uint64_t from_ns = explained ? UINT64_MAX : done_ns + grown(vc_later(gate->seen_ns, launched_ns), gate->launched_ns);
+    pthread_mutex_unlock(&gate->mutex);
+    return from_ns;
 }
 
 void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)

@@ -179,10 +179,14 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
 /* Whether what was given back is all that threads wait for: under leases the arbiter sees that itself, and says when. */
 bool vc_gate_refilled(struct vc_gate *gate, uint64_t now_ns);
 
-/* Whether all of this process should have been done for a while by what is predicted; `*done_ns`: when. */
-bool vc_gate_should_rest(struct vc_gate *gate, uint64_t now_ns, uint64_t *done_ns);
+/* When all that was launched so far should be done, and how much that is. */
+void vc_gate_predicted(struct vc_gate *gate, uint64_t *done_ns, uint64_t *launched_ns);
 
-/* It is not done: charge what passes from the interval's `from_ns` on, and tell the others that the card is busy. */
+/* When what should have been done at `done_ns`, while `launched_ns` had been launched, is known to last longer: what was launched since and is not seen to
+ * have ended is paid for. UINT64_MAX: others' slices may explain it, as long as marks are under way. */
+uint64_t vc_gate_lasts_from(struct vc_gate *gate, uint64_t now_ns, uint64_t done_ns, uint64_t launched_ns);
+
+/* A stream is not done: charge what passes from the interval's `from_ns` on, and tell the others that the card is busy. */
 void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
 
 /* The application waited for the card so long, with nothing on it that would be measured. */

@@ -348,48 +348,50 @@ static enum answer ask_stream(struct vc_tracker *tracker, unsigned place, const 
     return was_busy || (now_ns > done_ns + ASK_AGAIN_NS && left->stream != CU_STREAM_LEGACY) ? BUSY : NO_ANSWER;
 }
 
-static void charge_overrun(struct vc_tracker *tracker, unsigned place, uint64_t stamp, uint64_t done_ns, uint64_t now_ns)
+static void charge_overrun(struct vc_tracker *tracker, unsigned place, const struct vc_left_stream *left, uint64_t done_ns, uint64_t now_ns)
 {
     struct vc_overrun *overrun = &tracker->overruns[place];
     struct vc_gate_others others = vc_gate_others(tracker->gate);
-    if (overrun->stamp != stamp)
-        *overrun = (struct vc_overrun){.stamp = stamp, .interval = {.from_ns = done_ns}, .others = others};
+    if (overrun->stamp != left->stamp) {
+        uint64_t from_ns = vc_gate_lasts_from(tracker->gate, now_ns, done_ns, left->launched_ns);
+        if (from_ns >= now_ns)
+            return;
+        *overrun = (struct vc_overrun){.stamp = left->stamp, .interval = {.from_ns = from_ns}, .others = others};
+    }
     overrun->interval.others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &overrun->others, &others);
     vc_gate_overruns(tracker->gate, now_ns, &overrun->interval);
 }
 
 /* When what was left there should have been done; where it has not begun by now, that is now. */
-static uint64_t left_done_at(struct vc_tracker *tracker, const struct vc_left_stream *left, uint64_t done_ns)
+static uint64_t left_done_at(struct vc_tracker *tracker, const struct vc_left_stream *left)
 {
     struct vc_mark *begins = left->begins;
     if (!begins)
-        return done_ns;
+        return left->done_ns;
     if (!reached(begins->event))
-        return vc_later(done_ns, vc_now_ns());
+        return vc_later(left->done_ns, vc_now_ns());
     if (begins->times.reached_ns == 0 && have_clock(tracker))
         begins->times.reached_ns = when(tracker, begins, vc_now_ns());
-    return begins->times.reached_ns == 0 ? done_ns : vc_later(done_ns, begins->times.reached_ns + left->work_ns);
+    return begins->times.reached_ns == 0 ? left->done_ns : vc_later(left->done_ns, begins->times.reached_ns + left->work_ns);
 }
 
 /* What was launched last has no mark behind it until the next launch. Where none comes, and nobody waits: nothing told whether it lasts longer than
  * such things did before, until the stream is asked. Returns when to look again. */
 static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns)
 {
-    uint64_t done_ns, next = UINT64_MAX;
-    bool rests = vc_gate_should_rest(tracker->gate, now_ns, &done_ns);
+    uint64_t next = UINT64_MAX;
     for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT; i++) {
         struct vc_left_stream left = vc_left_look(tracker, i);
         if (!left.stream)
             continue;
         bool was_busy = tracker->overruns[i].stamp == left.stamp;
-        uint64_t again = now_ns + VC_MARK_NS, done = left_done_at(tracker, &left, done_ns), since = was_busy ? tracker->overruns[i].interval.from_ns : done;
+        uint64_t done = left_done_at(tracker, &left), since = was_busy ? tracker->overruns[i].interval.from_ns : done;
+        uint64_t again = vc_later(now_ns + VC_MARK_NS, done + VC_REST_NS + 1);
         enum answer answer = NO_ANSWER;
-        if (!was_busy && !rests)
-            again = done_ns + VC_REST_NS + 1;
-        else if (was_busy || done + VC_REST_NS < now_ns)
+        if (was_busy || done + VC_REST_NS < now_ns)
             answer = ask_stream(tracker, i, &left, since, now_ns);
         if (answer == BUSY)
-            charge_overrun(tracker, i, left.stamp, done, now_ns);
+            charge_overrun(tracker, i, &left, done, now_ns);
         if (answer == IDLE)
             vc_left_done(tracker, &tracker->left[i], left.stamp);
         vc_mark_release(left.begins);

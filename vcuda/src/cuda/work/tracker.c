@@ -389,6 +389,7 @@ bool vc_tracker_left(struct vc_tracker *tracker, CUstream stream, uint64_t *stam
             vc_add(&begins->references, 1);
         *stamp = ++tracker->launches;
         *place = (struct vc_left_stream){.stream = stream, .of_several = several, .stamp = *stamp, .begins = begins, .work_ns = work_ns};
+        vc_gate_predicted(tracker->gate, &place->done_ns, &place->launched_ns);
     }
     pthread_mutex_unlock(&tracker->mutex);
     vc_mark_release(before);

@@ -64,6 +64,8 @@ struct vc_left_stream {
     bool overdue;    /* the legacy one: a capture began, so nobody may ask it, and it was not done long after it should have been */
     bool of_several; /* lanes: each knows only of its own work */
     uint64_t stamp;  /* of the latest launch there */
+    uint64_t done_ns;     /* when it should be done, by what was predicted at that launch */
+    uint64_t launched_ns; /* vc_gate.launched_ns then */
     struct vc_mark *begins; /* nothing of it has begun until that is reached … */
     uint64_t work_ns;       /* … and it takes so long, as far as was predicted */
 };
