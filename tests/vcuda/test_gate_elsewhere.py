@@ -15,6 +15,7 @@ CALLBACKS, COPIES = (12, 2000, 30), (400, 50, 0)
 
 CLIENT = """
 import time
+from concurrent.futures import ThreadPoolExecutor
 context = begin()
 module, function, own, other, event = (C.c_void_p() for _ in range(5))
 image = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry %s() { ret; }\\n" % sys.argv[5].encode()
@@ -24,6 +25,7 @@ ok("cuStreamCreate", C.byref(own), 1)
 ok("cuStreamCreate", C.byref(other), 1)
 ok("cuEventCreate", C.byref(event), 2)
 kind, where, rounds, nap = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]) / 1000
+where, _, by = where.partition(" by ")
 stream, suffix = {"own": (own, ""), "legacy": (None, ""), "thread": (None, "_ptsz")}[where]
 HOST, CALLBACK = C.CFUNCTYPE(None, C.c_void_p), C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_void_p)
 sleeps, called = HOST(lambda _: time.sleep(nap)), CALLBACK(lambda *_: time.sleep(nap))
@@ -44,8 +46,12 @@ def elsewhere():
         ok("cuMemcpyAsync" + suffix, memory, host, count, stream)
     else:
         ok(f"cuMemcpy{kind}Async_v2" + suffix, *copies[kind], count, stream)
-for _ in range(rounds):
+def by_other():
+    ok("cuCtxSetCurrent", context)
     elsewhere()
+another = ThreadPoolExecutor(1)
+for _ in range(rounds):
+    another.submit(by_other).result() if by else elsewhere()
     ok("cuLaunchKernel" + suffix, function, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
 elsewhere()
 ok("cuCtxSynchronize")
@@ -54,7 +60,7 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("where", ["own", "legacy", "thread"])
+@pytest.mark.parametrize("where", ["own", "legacy", "thread", "own by another", "legacy by another"])
 @pytest.mark.parametrize("kind", ["function", "callback", "event", "HtoD", "DtoH", "unified"])
 def test_what_is_not_the_cards_work_is_not_charged_as_if_it_were(kind: str, where: str, tmp_path: Path) -> None:
     machine = Machine.create(tmp_path / "machine")

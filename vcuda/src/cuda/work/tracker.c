@@ -143,6 +143,16 @@ struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate, struc
     return tracker;
 }
 
+struct vc_tracker *vc_tracker_find(CUcontext context)
+{
+    pthread_mutex_lock(&trackers_mutex);
+    struct vc_tracker *tracker = find_tracker(context);
+    if (tracker)
+        vc_add(&tracker->references, 1);
+    pthread_mutex_unlock(&trackers_mutex);
+    return tracker;
+}
+
 void vc_tracker_release(struct vc_tracker *tracker)
 {
     if (!tracker || vc_sub(&tracker->references, 1) != 0)
@@ -470,9 +480,11 @@ static void mark_left_of(struct vc_tracker *tracker, CUstream stream)
             inside = true;
         }
         if (asked && vc_left_visit(tracker, &tracker->left[i], left.stamp)) {
-            if (!vc_stream_captures(left.stream) && vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY)
+            bool may = left.stream != CU_STREAM_LEGACY || !vc_visit_captures();
+            if (may && !vc_stream_captures(left.stream) && vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY)
                 vc_tracker_mark_left(tracker, left.stream, left.begins);
-            vc_left_done(tracker, &tracker->left[i], left.stamp);
+            if (may)
+                vc_left_done(tracker, &tracker->left[i], left.stamp);
             vc_visit_end();
         }
         vc_mark_release(left.begins);
@@ -555,12 +567,76 @@ void vc_trackers_mark_left(CUstream stream)
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+/* For so long nothing is launched there without a mark. */
+static const uint64_t HOSTED_NS = 1000000000;
+
+/* Pre: locked. */
+static struct vc_hosted_stream *find_hosted(struct vc_tracker *tracker, CUstream stream)
+{
+    for (unsigned i = 0; i < VC_STREAMS_HOSTED; i++)
+        if (tracker->hosted[i].stream == stream)
+            return &tracker->hosted[i];
+    return NULL;
+}
+
+/* Pre: locked. */
+static struct vc_hosted_stream *make_hosted(struct vc_tracker *tracker, CUstream stream)
+{
+    struct vc_hosted_stream *oldest = &tracker->hosted[0];
+    for (unsigned i = 1; i < VC_STREAMS_HOSTED; i++)
+        if (tracker->hosted[i].latest_ns < oldest->latest_ns)
+            oldest = &tracker->hosted[i];
+    *oldest = (struct vc_hosted_stream){.stream = stream};
+    return oldest;
+}
+
+void vc_tracker_hosts(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t left_stamp)
+{
+    pthread_mutex_lock(&tracker->mutex);
+    struct vc_hosted_stream *hosted = find_hosted(tracker, stream);
+    struct vc_left_stream *left = place_of(tracker, stream);
+    bool left_there = left && left->stream, others = !lane || (left_there && (left->of_several || left->stamp != left_stamp));
+    if (others && !hosted)
+        hosted = make_hosted(tracker, stream);
+    if (hosted && (others || hosted->launcher != lane)) {
+        hosted->count++;
+        hosted->latest_ns = vc_now_ns();
+        vc_store_relaxed(&tracker->hosted_until_ns, hosted->latest_ns + HOSTED_NS);
+    }
+    pthread_mutex_unlock(&tracker->mutex);
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the thread may be capturing another stream */
+    if (!others || !left_there || !vc_real.cuStreamQuery)
+        return;
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    mark_left_of(tracker, stream);
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *count)
+{
+    uint64_t now = vc_now_ns();
+    if (VC_LIKELY(now > vc_load_relaxed(&tracker->hosted_until_ns)))
+        return false;
+    pthread_mutex_lock(&tracker->mutex);
+    struct vc_hosted_stream *hosted = find_hosted(tracker, stream);
+    bool lately = hosted && now <= hosted->latest_ns + HOSTED_NS;
+    if (lately) {
+        hosted->launcher = lane;
+        *count = hosted->count;
+    }
+    pthread_mutex_unlock(&tracker->mutex);
+    return lately;
+}
+
 static void stream_gone(struct vc_tracker *tracker, CUstream stream)
 {
     pthread_mutex_lock(&tracker->mutex);
     for (unsigned i = 0; i < VC_STREAMS_LEFT; i++)
         if (tracker->left[i].stream == stream)
             tracker->left[i].gone = true;
+    struct vc_hosted_stream *hosted = find_hosted(tracker, stream);
+    if (hosted)
+        *hosted = (struct vc_hosted_stream){0};
     pthread_mutex_unlock(&tracker->mutex);
 }
 
@@ -627,11 +703,7 @@ static void have_it_looked_at(struct vc_tracker *tracker)
 
 struct vc_tracker *vc_tracker_suspend(CUcontext context)
 {
-    pthread_mutex_lock(&trackers_mutex);
-    struct vc_tracker *tracker = find_tracker(context);
-    if (tracker)
-        vc_add(&tracker->references, 1);
-    pthread_mutex_unlock(&trackers_mutex);
+    struct vc_tracker *tracker = vc_tracker_find(context);
     if (!tracker)
         return NULL;
     if (vc_real.cuStreamQuery)

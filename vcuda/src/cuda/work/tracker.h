@@ -18,7 +18,7 @@ enum {
     VC_SPARE_MARKS_HIGH = 24, /* … up to so many */
     VC_MOST_UNDER_WAY = 512,  /* intervals whose end is not seen; beyond it nothing is marked */
     VC_MOST_UNMARKED = 8,     /* of them those of a context whose end no event could be recorded behind */
-    VC_STREAMS_LEFT = 128,    /* streams that are looked after once nobody puts work on them any more … */
+    VC_STREAMS_LEFT = 128, VC_STREAMS_HOSTED = 8,    /* streams that are looked after once nobody puts work on them any more … */
     VC_LEFT_PLACES = 8,       /* … each in one of so many places */
 };
 
@@ -70,6 +70,14 @@ struct vc_left_stream {
     uint64_t work_ns;       /* … and it takes so long, as far as was predicted */
 };
 
+/* A stream on which one thread launches and another puts what is not the card's work. */
+struct vc_hosted_stream {
+    CUstream stream;
+    const void *launcher; /* the lane that launched there last */
+    uint64_t count;       /* of such things */
+    uint64_t latest_ns;
+};
+
 /* The helper's: that stream was found busy after all should have been done. */
 struct vc_overrun {
     uint64_t stamp; /* of the launch that it was; else it is done */
@@ -93,6 +101,8 @@ struct vc_tracker {
     uint64_t round;    /* each_tracker's */
     uint64_t launches; /* that were noted in: */
     struct vc_left_stream left[VC_STREAMS_LEFT]; /* places by the stream's handle */
+    struct vc_hosted_stream hosted[VC_STREAMS_HOSTED];
+    uint64_t hosted_until_ns; /* one of them lately */
     uint64_t looks; /* rounds of the helper through the queue */
     struct vc_under_way *first, **last;
     uint32_t under_way_count;
@@ -111,6 +121,8 @@ struct vc_tracker {
 /* The tracker of a context, made at its first use, of `*spare` if that is none yet (and NULL then). NULL without the driver's event functions: then
  * there are no marks, and estimates are all there is. The caller holds a reference. */
 struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate, struct vc_tracker **spare);
+/* … if there is one. */
+struct vc_tracker *vc_tracker_find(CUcontext context);
 void vc_tracker_release(struct vc_tracker *tracker);
 
 /* Whether a mark could be recorded without waiting for the helper, as it seems. */
@@ -150,6 +162,12 @@ bool vc_left_visit(struct vc_tracker *tracker, const struct vc_left_stream *plac
 void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream, struct vc_mark *begins);
 /* … for one that is about to be destroyed, or (NULL) for all, because a capture is about to begin. */
 void vc_trackers_mark_left(CUstream stream);
+/* The calling thread is about to put something on that stream which is not the card's work; `lane`: by which it launches there itself, or NULL. What others have left
+ * there is marked behind, and they are told. */
+void vc_tracker_hosts(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t left_stamp);
+/* Whether another thread did so within the last second, before what is launched now by `lane`; `*count` changes with each time. */
+bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *count);
+
 /* It was destroyed: what was launched there since is charged for as long as anything that nobody can ask about. */
 void vc_trackers_stream_gone(CUstream stream);
 

@@ -150,6 +150,46 @@ static void look_behind(struct vc_stream_lane *lane)
     lane->lane.behind = !done;
 }
 
+/* What comes next on its stream is not the card's work, or was put there behind what this lane launched. */
+static void end_before_elsewhere(struct vc_stream_lane *lane)
+{
+    struct vc_lane_step step;
+    struct vc_mark *end = NULL;
+    bool idle = lane->lane.finish_ns + lane->lane.used_ns <= vc_now_ns() && is_done(lane->stream);
+    bool marks = !idle && vc_lane_has_unmarked(&lane->lane);
+    if (marks)
+        end = vc_mark_record(lane->tracker, lane->stream);
+    if (marks && !end) /* it is part of the interval */
+        return;
+    struct vc_mark *begins = end ? end : vc_lane_all_marked(&lane->lane) && !lane->open->after ? lane->open : NULL;
+    if (begins && !lane->before) {
+        vc_add(&begins->references, 1);
+        lane->before = begins;
+    }
+    if (!lane->elsewhere)
+        lane->elsewhere = vc_estimate_find(vc_estimate_key(VC_WORK_ELSEWHERE, (uintptr_t)lane->stream, 0));
+    uint64_t takes = vc_estimate_cost(lane->elsewhere);
+    lane->lane.elsewhere_ns = takes <= VC_ELSEWHERE_NS ? takes : 0;
+    if (vc_lane_elsewhere(&lane->lane, idle, &step))
+        vc_mark_submit(step.interval.loose ? NULL : lane->open, end, lane->stream, &step);
+    vc_tracker_followed(lane->tracker, lane->stream, lane->left_stamp);
+    vc_mark_release(end);
+    vc_mark_release(lane->open);
+    lane->open = NULL;
+}
+
+/* Another thread puts such things there: then all is marked that this one launches, since nobody knows what lies between. */
+static bool is_hosted(struct vc_stream_lane *lane)
+{
+    uint64_t count;
+    if (!lane->tracker || !vc_tracker_is_hosted(lane->tracker, lane->stream, lane, &count))
+        return false;
+    if (count != lane->hosted)
+        end_before_elsewhere(lane);
+    lane->hosted = count;
+    return true;
+}
+
 /* Ask the gate, wait for it, and record where an interval begins. */
 static bool begin_here(struct vc_work *work)
 {
@@ -160,7 +200,7 @@ static bool begin_here(struct vc_work *work)
         return true;
     }
     /* What is left there nobody could ask about; a thread's own stream only the thread can. */
-    lane->lane.mark_all = vc_visit_captures() || work->stream == CU_STREAM_PER_THREAD;
+    lane->lane.mark_all = vc_visit_captures() || work->stream == CU_STREAM_PER_THREAD || is_hosted(lane);
     if (VC_UNLIKELY(lane->lane.behind))
         look_behind(lane);
     wait_for_go(work);
@@ -330,35 +370,28 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
 
 /* --- what else the application does --- */
 
+/* What other threads launched on the stream they can't tell from what this one puts there, unless they are told. */
+static void tell_launchers(CUstream stream, const struct vc_stream_lane *lane)
+{
+    CUcontext context = NULL;
+    int card = vc_stream_of_context(stream) ? vc_card_of_current(&context) : vc_card_of_stream(stream, &context);
+    struct vc_tracker *tracker = card >= 0 ? vc_tracker_find(context) : NULL;
+    if (tracker)
+        vc_tracker_hosts(tracker, stream, lane, lane ? lane->left_stamp : 0);
+    vc_tracker_release(tracker);
+}
+
 void vc_work_elsewhere(CUstream stream)
 {
-    struct vc_stream_lane *lane = vc_lane_of_stream_known(stream);
-    if (!lane || !lane->tracker || vc_capture_is(stream))
+    if (!vc_work_gated() || vc_capture_is(stream))
         return;
-    struct vc_lane_step step;
-    struct vc_mark *end = NULL;
+    struct vc_stream_lane *lane = vc_lane_of_stream_known(stream);
+    if (stream != CU_STREAM_PER_THREAD)
+        tell_launchers(stream, lane);
+    if (!lane || !lane->tracker)
+        return;
     bool entered = vc_context_enter(lane->context);
-    bool idle = lane->lane.finish_ns + lane->lane.used_ns <= vc_now_ns() && is_done(stream);
-    bool marks = !idle && vc_lane_has_unmarked(&lane->lane);
-    if (marks)
-        end = vc_mark_record(lane->tracker, stream);
-    if (end || !marks) { /* else it is part of the interval */
-        struct vc_mark *begins = end ? end : vc_lane_all_marked(&lane->lane) && !lane->open->after ? lane->open : NULL;
-        if (begins && !lane->before) {
-            vc_add(&begins->references, 1);
-            lane->before = begins;
-        }
-        if (!lane->elsewhere)
-            lane->elsewhere = vc_estimate_find(vc_estimate_key(VC_WORK_ELSEWHERE, (uintptr_t)stream, 0));
-        uint64_t takes = vc_estimate_cost(lane->elsewhere);
-        lane->lane.elsewhere_ns = takes <= VC_ELSEWHERE_NS ? takes : 0;
-        if (vc_lane_elsewhere(&lane->lane, idle, &step))
-            vc_mark_submit(step.interval.loose ? NULL : lane->open, end, stream, &step);
-        vc_tracker_followed(lane->tracker, stream, lane->left_stamp);
-        vc_mark_release(end);
-        vc_mark_release(lane->open);
-        lane->open = NULL;
-    }
+    end_before_elsewhere(lane);
     vc_context_leave(entered);
 }
 
