@@ -9,7 +9,7 @@ from typing import Any
 
 from vcuda.kube.config import Login
 from vcuda.kube.endpoint import Endpoint
-from vcuda.kube.errors import KubeError
+from vcuda.kube.errors import ApiError, KubeError
 
 
 class CannotFetch(Exception):
@@ -31,6 +31,8 @@ def fetch(options: argparse.Namespace, path: str, seconds: float) -> dict[str, A
         data = json.loads(
             Endpoint(login, agent="gpu-scheduler-extender", who=options.url).raw("GET", path, timeout=seconds)
         )
+    except ApiError as error:
+        raise CannotFetch(f"{error!s:.400}") from error
     except (KubeError, ValueError) as error:
         raise CannotFetch(f"{error!s:.400}; name the extender by --url") from error
     if not isinstance(data, dict):

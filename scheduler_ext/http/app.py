@@ -284,7 +284,8 @@ class Probes(Pages):
             found = await asyncio.to_thread(lambda: explain.explanation(self._engine.evidence(**named)))
         if found is not None:
             return Answer(200, orjson.dumps(found))
-        missing = f"nothing is known about pod {'/'.join(where)}: kube-scheduler has not asked about it lately"
+        pod = quoted("/".join(where), 200)
+        missing = f"nothing is known about pod {pod}: kube-scheduler has not asked about it lately"
         return error(404, f"{missing}; see its events (kubectl describe pod)")
 
 

@@ -13,6 +13,7 @@ from scheduler_ext.engine.core import Engine
 from scheduler_ext.http.server import Answer, Request, error
 from scheduler_ext.planning import overview
 from vcuda import page
+from vcuda.quoted import quoted
 
 _SECONDS = 5.0
 _GZIP = 16 + zlib.MAX_WBITS
@@ -43,7 +44,7 @@ class OverviewData:
         if name is not None:
             found = self._engine.node_detail(name)
             if found is None:
-                return error(404, f"node {name:.80} is not known here")
+                return error(404, f"node {quoted(name, 80)} is not known here")
             return Answer(200, orjson.dumps(overview.encode_detail(found)), headers=_FRESH)
         # Shielded: who goes away meanwhile must not let the next one begin another.
         plain, packed = await asyncio.shield(self._current())

@@ -16,7 +16,7 @@ from tests.kube_client.test_kube_client_endpoint import server
 from vcuda.kube.client import Client
 from vcuda.kube.errors import ApiError, ApiUnreachable
 from vcuda.kube.informer import Handlers, Informer
-from vcuda.kube.nesting import MOST_LEVELS, cut, loads
+from vcuda.kube.nesting import MOST_LEVELS, as_text, cut, loads
 
 _DEEP = 5_000  # levels; Kubernetes takes parameters of 10 KiB
 _PARSERS = pytest.mark.parametrize("parse", [json.loads, orjson.loads])
@@ -66,6 +66,28 @@ def test_a_deep_object_s_event_is_read(parse: Callable[[bytes], Any]) -> None:
     assert depth(found) == MOST_LEVELS
 
 
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"\ud800", "\ufffd"),
+        (rb"\uDFff.", "\ufffd."),
+        (rb"\ud83d\ude00", "\U0001f600"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\\ud800 \\\ud800\u0041", "\\ud800 \\\ufffdA"),
+        (b"a\xffb", "a\ufffdb"),
+        (b"\xed\xa0\x80", "\ufffd\ufffd\ufffd"),
+    ],
+)
+@_PARSERS
+def test_what_is_no_text_hides_no_object(sent: bytes, read: str, parse: Callable[[bytes], Any]) -> None:
+    """A tenant's claim whose parameters held half of a surrogate pair ended the watch of all claims, and each list after it."""
+    body = b'{"metadata":{"resourceVersion":"5"},"items":[%b]}' % named("a").replace(b"null", b'{"x":"%b"}' % sent)
+    with server([answer(body)]) as endpoint:
+        assert followed(Client(endpoint, parse=parse)) == ["a"]
+    found = Client(cast(Any, None), parse=parse).parsed(body)
+    assert found["items"][0]["parameters"] == {"x": read}
+
+
 def test_a_malformed_object_at_the_parser_s_own_bound_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     thing = orjson.loads(b"[" * 1000 + b"]" * 1000)
     one = Informer(cast(Any, None), Handlers("resourceclaims", repr, print, print))
@@ -108,8 +130,16 @@ def test_the_cut_is_the_document_with_its_deep_parts_null(value: Any, levels: in
         assert cut(text, levels) is text
 
 
+@given(st.lists(st.sampled_from(["a", r"\n", r"\u00e9", r"\\", r"\ud83d", r"\ude00", "u", "d", "800"])).map("".join))
+def test_only_halves_of_pairs_are_replaced(text: str) -> None:
+    whole = json.loads(f'"{text}"')
+    pairs = whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert json.loads(as_text(f'"{text}"'.encode())) == pairs
+
+
 @given(st.binary() | st.text(st.sampled_from('[]{}"\\,:1')).map(str.encode))
 def test_no_text_makes_another_error_than_the_parser_s(text: bytes) -> None:
     cut(text, 2)
+    as_text(text)
     with contextlib.suppress(ValueError):
         loads(text, orjson.loads)

@@ -1,10 +1,13 @@
-"""Reads JSON whose depth somebody else chose, such as a claim's opaque parameters: one object must not hide the others.
+"""Reads JSON whose form somebody else chose, such as a claim's opaque parameters: one object must not hide the others.
 
 Parsers end at about 1,000 levels, json with RecursionError, orjson with ValueError, and then nothing of a list is read.
+Nor does orjson take halves of surrogate pairs or bytes that are no UTF-8, which the API server keeps in such parameters
+as they were sent (Go reads U+FFFD for both); json takes the halves, which then nobody can write.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,20 +16,38 @@ MOST_LEVELS = 100  # of arrays and objects that are kept of a document that no p
 # Whatever is no bracket, strings as a whole, then brackets of one direction, or the end. It never goes back, whatever
 # the text: the time grows with the length alone.
 _NEXT = re.compile(rb'(?:[^\[\]{}"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"?)*+([\[{]++|[\]}]++|\Z)', re.DOTALL)
+# Up to an escaped half of a surrogate pair without its other half, or the end. It never goes back either.
+_HALF = re.compile(
+    rb"((?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+)"
+    rb"(?:(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\Z)",
+    re.DOTALL,
+)
 
 
 def loads(data: bytes, parse: Callable[[bytes], Any]) -> Any:
     """What `parse` reads; in a document too deep for it null stands for what lies deeper than MOST_LEVELS.
 
-    Raises what `parse` raises of any other document.
+    U+FFFD stands for what is no text. Raises what `parse` raises of any other document.
     """
     try:
-        return parse(data)
+        return parse(as_text(data) if parse is json.loads else data)
     except (ValueError, RecursionError):
-        shallow = cut(data)
-        if shallow is data:
+        mended = cut(as_text(data))
+        if mended is data:
             raise
-    return parse(shallow)
+    return parse(mended)
+
+
+def as_text(data: bytes) -> bytes:
+    """The document with U+FFFD for bytes that are no UTF-8 and halves of pairs; the same object if all is text."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        data = data.decode(errors="replace").encode()
+    if b"\\ud" not in data and b"\\uD" not in data:
+        return data
+    text = _HALF.sub(lambda found: found[1] + (b"\\ufffd" if found[2] else b""), data)
+    return data if text == data else text
 
 
 def cut(data: bytes, levels: int = MOST_LEVELS) -> bytes:
