@@ -52,6 +52,20 @@ static void threads_round(struct place *place)
     CALL(cuStreamSynchronize, place->streams[0]);
 }
 
+/* A server that never waits within the driver: bursts, an event that is polled, a pause. */
+static void polled_by_threads(struct place *place)
+{
+    static __thread handle event;
+    if (!event)
+        CALL(cuEventCreate, &event, 2);
+    for (unsigned i = 0; i < 4; i++)
+        launch(place, "spin_100us", place->streams[0]);
+    CALL(cuEventRecord, event, place->streams[0]);
+    while (driver("cuEventQuery")(event))
+        sleep_us(50);
+    sleep_us(1000 + place->round * 791 % 2000);
+}
+
 static void priorities(struct place *place)
 {
     handle stream;

@@ -32,6 +32,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "capture_left_open",
         "new_streams",
         "threads_48",
+        "polled_by_threads",
         "copies_peer",
         "copies_peer_3d",
         "modules_reloaded",

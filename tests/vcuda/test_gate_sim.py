@@ -225,7 +225,9 @@ def test_waiting_for_every_launch_wakes_no_helper_where_nothing_is_measured(benc
     [helper] = [task for task in tasks.iterdir() if (task / "comm").read_text() == "vcuda-helper\n"]
     status = dict(line.split(":", 1) for line in (helper / "status").read_text().splitlines())
     assert launches > 1000
-    assert int(status["voluntary_ctxt_switches"]) < launches  # it was more than one for each; a busy machine makes launches fewer
+    assert (
+        int(status["voluntary_ctxt_switches"]) < launches
+    )  # it was more than one for each; a busy machine makes launches fewer
     process.communicate()
 
 
