@@ -288,7 +288,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     gate->finish_ns = vc_later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);
     credit -= (int64_t)cost_ns;
-    uint64_t more = vc_load_relaxed(&gate->unwatched) ? 0 : allowance(gate, now_ns, credit, policy);
+    bool alone = cost_ns == 0 && !policy->shared; /* nothing is to be launched beside what was never measured, so who is killed meanwhile loses no permit */
+    uint64_t more = alone || vc_load_relaxed(&gate->unwatched) ? 0 : allowance(gate, now_ns, credit, policy);
     answer->reason = VC_GATE_GO;
     answer->allowance_ns = more;
     answer->permit_until_ns = policy->lease_end_ns;
