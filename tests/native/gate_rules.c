@@ -245,6 +245,20 @@ static void test_the_difference_to_the_estimate_is_settled(void)
     CHECK(gate.finish_ns == T + 5 * MS && gate.unseen == 0);
 }
 
+/* Eight threads whose first kernels ran side by side had 92 of 50: the last to be measured had nothing of the time for itself, so it was taken to cost nothing. */
+static void test_what_others_paid_for_does_not_make_an_operation_free(void)
+{
+    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x50, 1, 1));
+    struct vc_learner learner = {.estimate = estimate};
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 80 * US, .unknown = true, .measurable = true, .joined = true};
+    struct vc_settlement nothing = {.evidence = VC_EVIDENCE_UPPER_BOUND};
+    vc_lane_learn(&learner, 1, &interval, &nothing);
+    CHECK(vc_estimate_cost(estimate) == 80 * US);
+    interval.to_ns = T + 400 * US; /* what is known since is not forgotten */
+    vc_lane_learn(&learner, 1, &interval, &nothing);
+    CHECK(vc_estimate_cost(estimate) == 80 * US);
+}
+
 /* How many of an operation the lane launches at once, a launch taking 4 us, while nothing is seen to end. */
 static unsigned launches_unseen(struct vc_lane *lane, struct vc_estimate *estimate, uint64_t now, uint64_t until)
 {
@@ -963,6 +977,7 @@ int main(void)
     test_limits_that_make_no_sense_give_the_guaranteed_share();
     test_debt_shuts_the_gate_until_a_chunk_is_there();
     test_one_unknown_operation_at_a_time_but_no_dead_lock();
+    test_what_others_paid_for_does_not_make_an_operation_free();
     test_no_more_is_marked_one_by_one_than_marks_are_kept_for();
     test_what_nobody_looks_at_is_charged_as_time_passes();
     test_only_the_holder_of_the_lease_passes();

@@ -291,7 +291,11 @@ void vc_lane_learn(const struct vc_learner *learners, unsigned count, const stru
         for (unsigned i = 0; i < count; i++)
             vc_estimate_doubt(learners[i].estimate);
     if (interval->unknown && interval->estimate_ns == 0) {
-        vc_estimate_set(learners[count - 1].estimate, settlement->measured_ns);
+        /* What it had in common with other streams' work was paid by that: how much of it was its own nobody knows, at most all. */
+        uint64_t length = interval->to_ns - interval->from_ns;
+        bool common = interval->joined && interval->uncovered_ns < length;
+        if (vc_estimate_cost(learners[count - 1].estimate) == 0)
+            vc_estimate_set(learners[count - 1].estimate, common ? length : settlement->measured_ns);
         return;
     }
     for (unsigned i = 0; i < count; i++)
