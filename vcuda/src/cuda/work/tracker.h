@@ -18,7 +18,8 @@ enum {
     VC_SPARE_MARKS_HIGH = 24, /* … up to so many */
     VC_MOST_UNDER_WAY = 512,  /* intervals whose end is not seen; beyond it nothing is marked */
     VC_MOST_UNMARKED = 8,     /* of them those of a context whose end no event could be recorded behind */
-    VC_STREAMS_LEFT = 128, VC_STREAMS_HOSTED = 8,    /* streams that are looked after once nobody puts work on them any more … */
+    VC_STREAMS_HOSTED = 8,    /* streams on which threads put host work that others launch on: the latest */
+    VC_STREAMS_LEFT = 128,    /* streams that are looked after once nobody puts work on them any more … */
     VC_LEFT_PLACES = 8,       /* … each in one of so many places */
 };
 

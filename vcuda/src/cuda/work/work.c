@@ -373,11 +373,16 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
 /* What other threads launched on the stream they can't tell from what this one puts there, unless they are told. */
 static void tell_launchers(CUstream stream, const struct vc_stream_lane *lane)
 {
+    if (lane) {
+        if (lane->tracker)
+            vc_tracker_hosts(lane->tracker, stream, lane, lane->left_stamp);
+        return;
+    }
     CUcontext context = NULL;
     int card = vc_stream_of_context(stream) ? vc_card_of_current(&context) : vc_card_of_stream(stream, &context);
     struct vc_tracker *tracker = card >= 0 ? vc_tracker_find(context) : NULL;
     if (tracker)
-        vc_tracker_hosts(tracker, stream, lane, lane ? lane->left_stamp : 0);
+        vc_tracker_hosts(tracker, stream, NULL, 0);
     vc_tracker_release(tracker);
 }
 
