@@ -326,8 +326,19 @@ def test_a_watch_that_is_cut_off_gives_its_whole_lines_and_says_so(form: str) ->
             next(lines)
 
 
-def test_a_chunk_without_a_size_ends_a_watch() -> None:
-    text = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + 2000 * b"x"
+def test_a_line_without_an_end_ends_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of it would copy all that had come."""
+    monkeypatch.setattr(endpoints, "_LONGEST_LINE", 1000)
+    with (
+        server([HEAD + b"Connection: close\r\n\r\n" + 900 * b"x" + b"\n", 1100 * b"y"], stay=True) as endpoint,
+        pytest.raises(ApiUnreachable, match="a line has no end"),
+    ):
+        list(endpoint.stream("/api/v1/pods", {}, silence=9).lines())
+
+
+@pytest.mark.parametrize("mark", [2000 * b"x", b"zz\r\n", b"2\r\nab\r\n;\r\n", b"2\r\nab!\n"])
+def test_a_chunk_without_a_size_ends_a_watch(mark: bytes) -> None:
+    text = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + mark
     with server([text], stay=True) as endpoint, pytest.raises(ApiUnreachable, match="a chunk has no size"):
         list(endpoint.stream("/api/v1/pods", {}, silence=9).lines())
 

@@ -33,6 +33,7 @@ _REPEATABLE = ("GET", "PATCH")
 _STREAM_BYTES = 64 * 1024  # of a stream that are read at once
 _CHUNK_MARK, _LONGEST_MARK = re.compile(rb"(?:\r\n)?([0-9a-fA-F]{1,8})(?:;[^\r\n]*)?\r\n"), 1024
 _MOST_LEFT = 2**62  # bytes of an answer whose length is given
+_LONGEST_LINE = 16 * 1024 * 1024  # bytes of a stream; an object of Kubernetes has 1.5 MiB by default
 _STALE = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
 # A peer whose machine is gone is noticed after 15 + 3 × 5 s, also when nothing is being sent.
 _KEEPALIVE = (
@@ -174,6 +175,8 @@ class Stream:
         data, self._came = self._without_marks(b"".join(came)), b""
         self._whole |= self._ended and self._left > _MOST_LEFT
         *lines, self._line = (self._line + data).split(b"\n")
+        if len(self._line) > _LONGEST_LINE:
+            raise ValueError(f"a line has no end within {_LONGEST_LINE:,} bytes")
         if self._whole:
             lines.append(self._line)
         self.more |= self._ended or self._whole
@@ -191,7 +194,7 @@ class Stream:
             elif mark := _CHUNK_MARK.match(data, at):
                 self._left, at = int(mark[1], 16), mark.end()
                 self._whole = not self._left
-            elif len(data) - at > _LONGEST_MARK:
+            elif len(data) - at > _LONGEST_MARK or b"\n" in data[at:].removeprefix(b"\r\n"):
                 raise ValueError("a chunk has no size")
             else:
                 self._mark, at = data[at:], len(data)
