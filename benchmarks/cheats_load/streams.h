@@ -45,6 +45,14 @@ static void streams_in_turn(struct place *place)
         launch(place, "spin_300us", place->streams[i % MOST_STREAMS]);
 }
 
+/* Waits for nothing: bursts of less than 1 ms, and sleeps between. */
+static void bursts_in_turn(struct place *place)
+{
+    for (unsigned i = 0; i < 16; i++)
+        launch(place, "spin_50us", place->streams[place->round % 4]);
+    sleep_us(600);
+}
+
 static void threads_round(struct place *place)
 {
     for (unsigned i = 0; i < 8; i++)

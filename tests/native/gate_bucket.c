@@ -131,6 +131,20 @@ static void test_overlapping_intervals_are_paid_once(void)
     CHECK(vc_busy_add(&busy, 10, 5) == 0);
 }
 
+static void test_what_is_not_covered_is_found(void)
+{
+    struct vc_busy busy = {0};
+    uint64_t until;
+    CHECK(vc_busy_fresh(&busy, 0, 100, 30, &until) == 100 && until == 30);
+    vc_busy_add(&busy, 20, 40);
+    vc_busy_add(&busy, 60, 70);
+    CHECK(vc_busy_fresh(&busy, 0, 100, 30, &until) == 70 && until == 50);
+    CHECK(vc_busy_fresh(&busy, 30, 65, 20, &until) == 20 && until == 60);
+    CHECK(vc_busy_fresh(&busy, 30, 65, 50, &until) == 20 && until == 65);
+    CHECK(vc_busy_fresh(&busy, 20, 40, 10, &until) == 0 && until == 40);
+    CHECK(vc_busy_fresh(&busy, 80, 100, 0, &until) == 20 && until == 80);
+}
+
 int main(void)
 {
     test_fills_at_the_rate_and_not_beyond_the_bucket();
@@ -141,5 +155,6 @@ int main(void)
     test_estimates_follow_the_evidence();
     test_estimates_know_functions_and_sizes_apart();
     test_overlapping_intervals_are_paid_once();
+    test_what_is_not_covered_is_found();
     return check_failures != 0;
 }

@@ -424,7 +424,9 @@ static void launch(struct model *model, struct process *process)
     process->since_sync++;
     process->kind = process->load.longest_ns ? (process->kind + 1) % MODEL_KINDS : 0;
     process->ready_ns = host + process->load.host_ns;
-    if (process->load.in_turn) {
+    if (process->load.in_turn && process->since_sync >= process->load.burst) {
+        process->ready_ns += process->load.burst ? process->load.pause_ns : 0;
+        process->since_sync = 0;
         struct process *first = &model->processes[process->context];
         first->turn = (first->turn + 1) % first->streams;
         model->processes[process->context + first->turn].ready_ns = process->ready_ns;

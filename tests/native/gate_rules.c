@@ -437,6 +437,21 @@ static void test_what_varies_and_began_behind_something_else_is_charged_by_its_t
     }
 }
 
+/* Marked long after its end, when its thread sleeps: it pays for what it is thought to cost and covers no more, or another stream would have the rest for nothing. */
+static void test_a_pause_behind_work_covers_nothing(void)
+{
+    for (unsigned later = 0; later < 2; later++) {
+        struct vc_busy busy = {0};
+        struct vc_interval paused = {.from_ns = T, .to_ns = T + 1400 * US, .estimate_ns = 800 * US, .operations = 16, .measurable = true, .host_bound = true,
+                                     .paused = true, .joined = true};
+        struct vc_interval other = {.from_ns = T + 600 * US, .to_ns = T + 1400 * US, .estimate_ns = 800 * US, .operations = 16, .measurable = true, .joined = true};
+        uint64_t charged = later ? 0 : vc_interval_settle(&busy, &paused, false, false).charged_ns;
+        charged += vc_interval_settle(&busy, &other, false, false).charged_ns;
+        charged += later ? vc_interval_settle(&busy, &paused, false, false).charged_ns : 0;
+        CHECK(charged == 1400 * US);
+    }
+}
+
 /* What siblings are charged when they launch may run before or behind it: kernels of 20 ms in turns had 60 of 50. */
 static void test_what_siblings_launched_takes_nothing_from_what_was_learnt(void)
 {
@@ -993,6 +1008,7 @@ int main(void)
     test_what_waits_behind_something_else_begins_when_its_mark_is_reached();
     test_what_varies_and_began_behind_something_else_is_charged_by_its_time();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
+    test_a_pause_behind_work_covers_nothing();
     test_overlapped_work_is_charged_fairly();
     test_other_processes_of_the_container_count_as_others();
     test_streams_side_by_side_pay_common_time_once();

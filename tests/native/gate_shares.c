@@ -83,6 +83,26 @@ static void test_streams_beside_each_other_get_what_one_gets(void)
         }
 }
 
+/* The end of a burst is marked when its thread sleeps at the gate, long after it: what other streams did since was taken to be paid (82 of 50). */
+static void test_bursts_on_streams_in_turn_are_paid_for(void)
+{
+    static const struct {
+        unsigned streams;
+        struct model_load load;
+    } cases[] = {{3, {.kernel_ns = 50 * US, .burst = 16, .pause_ns = 600 * US}}, {4, {.kernel_ns = 50 * US, .burst = 16, .pause_ns = 600 * US}},
+                 {4, {.kernel_ns = 20 * US, .burst = 20, .pause_ns = 300 * US}}, {16, {.kernel_ns = 20 * US, .burst = 20, .pause_ns = 300 * US}},
+                 {16, {.kernel_ns = 50 * US, .burst = 4, .pause_ns = 200 * US}}, {8, {.kernel_ns = 10 * US, .burst = 16, .pause_ns = 100 * US}}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_load load = cases[i].load;
+        load.in_turn = true;
+        load.until_ns = 100 * S;
+        struct model *model = streams(50, false, cases[i].streams, load);
+        model_run(model, 2500 * MS);
+        CHECK_NEAR(share(model, 0, 500 * MS, 2500 * MS), 50, 1.5);
+        model_free(model);
+    }
+}
+
 /* A host that holds them up between the card's idling and the next launch is no work: 48 threads had 21 points, and one call in eight is held up here. */
 static void test_threads_that_are_held_up_pay_for_less_of_it(void)
 {
@@ -613,6 +633,7 @@ int main(void)
     test_a_cap_holds_for_short_and_long_kernels();
     test_threads_with_a_stream_each_get_what_one_gets();
     test_streams_beside_each_other_get_what_one_gets();
+    test_bursts_on_streams_in_turn_are_paid_for();
     test_threads_that_are_held_up_pay_for_less_of_it();
     test_kernels_whose_time_changes_get_the_whole_limit();
     test_what_a_tenant_writes_gives_it_nothing();

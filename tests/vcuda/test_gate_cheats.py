@@ -31,6 +31,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "capture_destroyed",
         "capture_left_open",
         "new_streams",
+        "bursts_in_turn",
         "threads_48",
         "polled_by_threads",
         "copies_peer",

@@ -1,6 +1,7 @@
 /* A short sorted list of disjoint busy segments; new intervals come nearly in order of their end. */
 #include "gate/busy.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 static uint64_t overlap(uint64_t a_from, uint64_t a_to, uint64_t b_from, uint64_t b_to)
@@ -46,5 +47,22 @@ uint64_t vc_busy_add(struct vc_busy *busy, uint64_t from_ns, uint64_t to_ns)
     busy->segments[place].from_ns = merged_from;
     busy->segments[place].to_ns = merged_to;
     busy->count++;
+    return fresh;
+}
+
+uint64_t vc_busy_fresh(const struct vc_busy *busy, uint64_t from_ns, uint64_t to_ns, uint64_t most_ns, uint64_t *until_ns)
+{
+    uint64_t fresh = 0, at = from_ns;
+    *until_ns = to_ns;
+    for (unsigned i = 0; i <= busy->count && at < to_ns; i++) {
+        bool last = i == busy->count || busy->segments[i].from_ns >= to_ns;
+        uint64_t next = last ? to_ns : busy->segments[i].from_ns, gap = next > at ? next - at : 0;
+        if (*until_ns == to_ns && fresh + gap >= most_ns)
+            *until_ns = at + most_ns - fresh;
+        fresh += gap;
+        if (last)
+            break;
+        at = busy->segments[i].to_ns > at ? busy->segments[i].to_ns : at;
+    }
     return fresh;
 }

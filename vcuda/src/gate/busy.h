@@ -20,4 +20,7 @@ struct vc_busy {
 /* Add [from, to) and return the part of it, in ns, that was not covered yet: so overlapping streams pay once. */
 uint64_t vc_busy_add(struct vc_busy *busy, uint64_t from_ns, uint64_t to_ns);
 
+/* How much of [from, to) is not covered yet. `*until_ns`: where `most_ns` of that have passed; `to_ns` if there is not more. */
+uint64_t vc_busy_fresh(const struct vc_busy *busy, uint64_t from_ns, uint64_t to_ns, uint64_t most_ns, uint64_t *until_ns);
+
 #endif

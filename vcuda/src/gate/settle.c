@@ -125,6 +125,12 @@ static bool is_mostly_mark(const struct vc_interval *interval)
     return !interval->from_idle && !interval->loose && interval->uncovered_ns < MARK_TELLS_NS;
 }
 
+/* All of it is charged, else a call that is held up would hide what it began. */
+static bool is_unproven(const struct vc_interval *interval)
+{
+    return interval->unknown || interval->risk_ns == VC_UNPROVEN_NS;
+}
+
 /* Nobody else was on the card. Where it may have been idle meanwhile the truth lies between two bounds, and an
  * estimate between them is as good as any: one that followed the upper bound would grow to what the host takes. */
 static struct vc_settlement settle_alone(const struct vc_interval *interval, enum vc_evidence evidence)
@@ -132,7 +138,6 @@ static struct vc_settlement settle_alone(const struct vc_interval *interval, enu
     uint64_t most = interval->uncovered_ns, estimate = interval->estimate_ns;
     struct vc_settlement settlement = {most, most, evidence};
     uint64_t idle = vc_interval_has_gaps(interval) ? most : vc_earlier(interval->slack_ns, most);
-    bool unproven = interval->unknown || interval->risk_ns == VC_UNPROVEN_NS; /* else a call that is held up hides what it began */
     bool told = idle != 0 && idle == interval->slack_ns && idle <= SLOW_CALL_NS && !interval->over; /* else its work may have been done within the call */
     if (told)
         settlement.measured_ns = most - idle;
@@ -144,7 +149,7 @@ static struct vc_settlement settle_alone(const struct vc_interval *interval, enu
         settlement.measured_ns = estimate;
     else
         return settlement;
-    settlement.charged_ns = unproven ? most : settlement.measured_ns;
+    settlement.charged_ns = is_unproven(interval) ? most : settlement.measured_ns;
     if (!told && idle != 0)
         settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
     return settlement;
@@ -180,6 +185,22 @@ static uint64_t even_out(struct vc_busy *busy, const struct vc_interval *interva
     return charged + more;
 }
 
+/* Where the card may have been idle within it, its work is taken to lie at its begin: what it is not charged for it does not cover, or what others did
+ * there would be paid by nobody. */
+static void cover_work(struct vc_busy *busy, struct vc_interval *interval)
+{
+    bool gaps = vc_interval_has_gaps(interval) && !is_unproven(interval);
+    uint64_t from = vc_later(interval->from_ns, interval->covered_until_ns), to = interval->to_ns, until, estimate = interval->estimate_ns;
+    uint64_t paid = vc_earlier(interval->uncovered_ns, estimate);
+    uint64_t rest = gaps && to > from ? vc_busy_fresh(busy, from, to, estimate - paid, &until) : 0;
+    if (rest > estimate - paid) {
+        vc_interval_cover(busy, interval, until);
+        interval->uncovered_ns += rest - (estimate - paid);
+    } else {
+        vc_interval_cover(busy, interval, to);
+    }
+}
+
 static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
 {
     uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns;
@@ -189,7 +210,10 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
     bool apart = busy->count == 0 || interval->from_ns > busy->segments[busy->count - 1].to_ns;
     if (apart)
         busy->unpaid_ns = busy->spared_ns = 0;
-    vc_interval_cover(busy, interval, interval->to_ns);
+    if (overlapped)
+        vc_interval_cover(busy, interval, interval->to_ns);
+    else
+        cover_work(busy, interval);
     if (!overlapped || (beside && can_be(interval) && has_no_slice(interval)))
         return settle_alone(interval, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN);
     struct vc_settlement settlement = {.measured_ns = interval->uncovered_ns};
