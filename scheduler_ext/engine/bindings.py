@@ -95,8 +95,9 @@ class Bindings:
         record = self._cache.pods.get(uid)
         if record is None:
             return
-        result = outcome.value if outcome is not None else "released"
-        self._cache.note("bind", at_ns=self._cache.wall_clock(), uid=uid, node=record.node, result=result)
+        if self._cache.journal is not None:
+            result = outcome.value if outcome is not None else "released"
+            self._cache.note("bind", at_ns=self._cache.wall_clock(), uid=uid, node=record.node, result=result)
         if record.state not in (State.BINDING, State.UNCERTAIN):
             return
         if outcome is None:

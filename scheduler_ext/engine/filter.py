@@ -59,9 +59,11 @@ class Filter:
     def _noted(
         self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None, *, briefly: bool
     ) -> Verdict | None:
+        if self._cache.journal is None:
+            return self._verdict(pod, names, plan, briefly)
         began = time.perf_counter()
         verdict = self._verdict(pod, names, plan, briefly)
-        if verdict is not None and self._cache.journal is not None:
+        if verdict is not None:
             self._journal(pod, names, verdict, time.perf_counter() - began)
         return verdict
 

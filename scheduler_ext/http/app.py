@@ -190,7 +190,7 @@ class Extender:
     def bind(self, body: bytes) -> Awaitable[bytes] | Later[bytes]:
         args = extender_v1.read_binding(body)
         self._require_ready()
-        later = Later[bytes]()
+        later: Later[bytes] = Later()  # what is written in brackets behind a class costs as much as to make it
         begun = self._binder.begin(args, lambda refused: later.give(self._bound(refused)))
         return later if begun else self._bind_later(args)
 
@@ -350,7 +350,7 @@ class App(Probes):
             return Answer(200, result)
         if not isinstance(result, Later):
             return self._later(result, observe, began)
-        later = Later[Answer]()
+        later: Later[Answer] = Later()
 
         def told(body: bytes) -> None:
             observe(time.perf_counter() - began)

@@ -244,6 +244,8 @@ class Connection(asyncio.BufferedProtocol):
             if known is None:
                 self._between = False
                 return self._parsed(data)
+            if len(data) >= end + known.size and not self._waits:
+                return self._take_whole(known, data, end)
             self._begin_request()
             if self._closed:
                 return data[:0]
@@ -258,6 +260,20 @@ class Connection(asyncio.BufferedProtocol):
         if not self._left:
             self._take_request()
         return data[len(part) :]
+
+    def _take_whole(self, known: _Head, data: memoryview, start: int) -> memoryview:
+        """Take in a request of which all is there, the body from `start` on: nothing waits for time or room."""
+        end = start + known.size
+        self._in_head, self._head_bytes, self._raw_head = False, 0, b""
+        refused = self._application.refuse(known.method, known.path, self._client)
+        if refused is None and known.size > self._application.body_bytes:
+            refused = self._application.too_long(known.size)
+        if refused is not None:
+            self._end(refused)
+            return data[:0]
+        body = bytes(data[start:end])
+        self._line_up(Request(known.method, known.path, known.query, body, self._client, "", known.gzip), keep=True)
+        return data[end:]
 
     def _parsed(self, data: memoryview) -> memoryview:
         """Parse; what is left, of which the parser thinks that it is another protocol. We never change it."""
@@ -406,7 +422,10 @@ class Connection(asyncio.BufferedProtocol):
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         request = Request(self._method, self._path, self._query, body, self._client, self._token, self._gzip)
         self._head_bytes = 0
-        self._ready.append((request, self._keep))
+        self._line_up(request, keep=self._keep)
+
+    def _line_up(self, request: Request, *, keep: bool) -> None:
+        self._ready.append((request, keep))
         if len(self._ready) > _MOST_WAITING:
             self._end(error(400, "too many requests were sent ahead of their answers", close=True))
 

@@ -87,8 +87,7 @@ def _with(shape: Shape, position: int, step: Step) -> Shape:
 
 
 def _reduced(step: Step, amounts: Mapping[str, int]) -> Step:
-    return replace(
-        step,
+    return step._replace(
         blocks=step.blocks - amounts.get("block", 0),
         cores=step.cores - amounts.get("core", 0),
         cards=step.cards - amounts.get("card", 0),
@@ -137,7 +136,7 @@ def _part_of_a_card(candidates: CandidateNodes, rows: Ints, position: int) -> li
     shape, step = candidates.shape, candidates.shape.steps[position]
 
     def part(cores: int, blocks: int) -> Shape:
-        return _with(shape, position, replace(step, cores=cores, blocks=blocks, whole=False))
+        return _with(shape, position, step._replace(cores=cores, blocks=blocks, whole=False))
 
     found = _least(candidates, rows, CORES_PER_CARD - 2, lambda n: part(CORES_PER_CARD - 1 - n, 1))
     if found is None:

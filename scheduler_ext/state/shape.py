@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vcuda.spec.inventory import Card
 from vcuda.spec.placement import CardShare, Placement, share_of
@@ -13,8 +14,7 @@ _ANY = CardFilter()
 _NAME_BYTES = 128  # of a string and its place in a set
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One container's wish: `cards` cards with `cores` and `blocks` of each (`blocks` is ignored if whole).
 
     `sidecars_before` counts the pod's sidecars with a share that run while an init container (`init`) does.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from collections.abc import Callable
 
 import pytest
 
+from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, read_binding
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import (
     FakeApi,
@@ -62,6 +64,43 @@ def test_malformed_bind_bodies_get_400(api: FakeApi, start: Start) -> None:
             assert answer.status_code == 400 and field in answer.json()["Error"]
     assert extender.client.get("/scheduler/bind").status_code == 405
     assert extender.client.post("/scheduler/nonsense").status_code == 404
+
+
+def _binding(body: bytes) -> BindingArgs | str:
+    try:
+        return read_binding(body)
+    except BadInput as problem:
+        return str(problem)
+
+
+def test_a_binding_in_its_usual_form_means_what_the_parser_says() -> None:
+    dice = random.Random(1)
+    texts = (
+        "a",
+        "pod-1",
+        "a.b-c.d",
+        "node.example",
+        "A",
+        "-a",
+        "a-",
+        "a..b",
+        "",
+        "x" * 254,
+        'a","Node":"b',
+        "a\\u0062",
+        "a/b",
+        "ä",
+        "a\n",
+        "3F-x",
+    )
+    read = 0
+    for _ in range(3000):
+        values = [dice.choice(texts[:4] if dice.random() < 0.8 else texts) for _ in range(4)]
+        fields = zip(("PodName", "PodNamespace", "PodUID", "Node"), values, strict=True)
+        body = "{{{}}}".format(",".join(f'"{name}":"{value}"' for name, value in fields))
+        assert _binding(body.encode()) == _binding(body.encode() + b" "), body  # which is not the usual form
+        read += isinstance(_binding(body.encode()), BindingArgs)
+    assert read > 1000
 
 
 def test_bodies_are_bounded_in_size_and_time(api: FakeApi, start: Start) -> None:

@@ -37,7 +37,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.idle_since = self.until = 0.0  # `until`: when an answer has to be there
         self.usable = True  # for another request
         self._transport: Any = None
-        self._parser: Any = None
+        self._parser = httptools.HttpResponseParser(self)
         self._ended = select.poll()
         self._told: Told | None = None  # who waits for the answer
         self._answer: tuple[int, bytes] | None = None
@@ -48,7 +48,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def ask(self, request: bytes, told: Told) -> None:
         """Send a request. `told` is called once, later, from the loop; with OSError where there is no answer."""
-        self._parser, self._body, self._has_end = httptools.HttpResponseParser(self), bytearray(), False
+        self._body, self._has_end = bytearray(), False
         self._head_is_there, self._answer = False, None
         self._told = told
         self._transport.write(request)

@@ -7,9 +7,10 @@ under 100 cores is a share of one card and needs memory, multiples of 100 are wh
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vcuda.quoted import quoted
 from vcuda.spec import gang
@@ -67,22 +68,21 @@ class ContainerRequest:
     core_limit: int
     oversell_blocks: int = 0
 
-    @property
+    @functools.cached_property
     def whole(self) -> bool:
         """Whether it asks for whole cards; then memory is not limited below the card's own."""
         return self.cores >= CORES_PER_CARD
 
-    @property
+    @functools.cached_property
     def card_count(self) -> int:
         return self.cores // CORES_PER_CARD if self.whole else 1
 
-    @property
+    @functools.cached_property
     def cores_per_card(self) -> int:
         return CORES_PER_CARD if self.whole else self.cores
 
 
-@dataclass(frozen=True)
-class CardFilter:
+class CardFilter(NamedTuple):
     """Which models or UUIDs a pod accepts: `include` empty means all; `exclude` always wins."""
 
     include: frozenset[str] = frozenset()
