@@ -232,6 +232,21 @@ static void test_a_permit_is_paid_for_and_the_rest_comes_back(void)
     CHECK(usage.gpu_ns == 400 * US);
 }
 
+/* A kernel behind a callback kept everybody at the gate: what one thread gave back was counted as seen before, so more was seen than launched. */
+static void test_what_is_given_back_was_not_seen(void)
+{
+    start(30, 30, 0);
+    CHECK(ask(T, 100 * US) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    vc_gate_marked(&gate, 0);
+    CHECK(ask(T, 10 * US) == VC_GATE_GO);
+    struct vc_interval interval = {.estimate_ns = 10 * US, .launched_ns = vc_gate_marked(&gate, 0)};
+    vc_gate_seen(&gate, T + 10 * US, &interval);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    CHECK(ask(T + 20 * US, 10 * US) == VC_GATE_GO);
+    CHECK(gate.launched_ns - gate.seen_ns <= 10 * US + answer.allowance_ns);
+}
+
 static void test_the_difference_to_the_estimate_is_settled(void)
 {
     start(30, 30, 0);
@@ -1000,6 +1015,7 @@ int main(void)
     test_a_request_from_idle_never_sleeps_while_nobody_waits();
     test_a_new_holder_counts_from_its_predecessors_end();
     test_a_permit_is_paid_for_and_the_rest_comes_back();
+    test_what_is_given_back_was_not_seen();
     test_the_difference_to_the_estimate_is_settled();
     test_no_work_begins_before_it_is_handed_over();
     test_few_pass_until_an_estimate_is_proven_or_when_it_is_refuted();

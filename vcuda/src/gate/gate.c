@@ -341,6 +341,8 @@ void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns)
     pthread_mutex_lock(&gate->mutex);
     account(gate, -(int64_t)rest);
     gate->launched_ns -= rest;
+    vc_store_relaxed(&gate->seen_ns, vc_earlier(gate->seen_ns, gate->launched_ns)); /* a mark of another lane's counted it */
+    gate->idle_ns = vc_earlier(gate->idle_ns, gate->launched_ns);
     gate->finish_ns -= vc_earlier(rest, gate->finish_ns);
     publish(gate);
     pthread_mutex_unlock(&gate->mutex);
