@@ -31,6 +31,12 @@ def wait_for(what: str, condition: Callable[[], Any]) -> Any:
         time.sleep(0.02)
 
 
+def wait_for_keeper(supervisor: int) -> int:
+    """Until it has told the front whom it started, takes no signals and has a session of its own: it is killed as one that runs. Returns it."""
+    wait_for("the supervisor looks after its command", lambda: os.getsid(supervisor) == supervisor)
+    return supervisor
+
+
 def alive(pid: int) -> bool:
     """Whether the process runs: neither gone nor a zombie."""
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import Runner, alive, wait_for
+from tests.support.runs import Runner, alive, wait_for, wait_for_keeper
 from vcuda import sim
 
 # Ends with status 5 at a signal. Not by a handler and a sleep: a signal that comes after Python's last look for signals and
@@ -54,7 +54,7 @@ def family(runner: Runner, command: list[str]) -> tuple[subprocess.Popen[str], i
     front = runner.start(*runner.run(*command))
     assert front.stdout is not None
     assert front.stdout.readline().strip() == "ready"
-    supervisor = child_of(front.pid)
+    supervisor = wait_for_keeper(child_of(front.pid))
     return front, supervisor, child_of(supervisor)
 
 
@@ -181,7 +181,7 @@ def test_killing_the_keeper_leaves_command_exit_status_and_booking(vcuda: Runner
     front = vcuda.start(*vcuda.run(sys.executable, "-c", script), stdin=subprocess.PIPE)
     assert front.stdout is not None and front.stderr is not None
     front.stdout.readline()
-    supervisor = child_of(front.pid)
+    supervisor = wait_for_keeper(child_of(front.pid))
     command = child_of(supervisor)
     os.kill(supervisor, signal.SIGKILL)
     wait_for("adoption by the front", lambda: child_of(front.pid) == command)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import share as shares
-from tests.support.runs import Runner, wait_for
+from tests.support.runs import Runner, wait_for, wait_for_keeper
 from vcuda import sim
 
 GIB = 2**30
@@ -48,10 +48,10 @@ def test_a_whole_card_is_not_metered_and_each_card_has_a_line(tmp_path: Path) ->
 
 
 def test_a_killed_supervisor_and_processes_that_stay_do_not_lose_the_report(runner: Runner) -> None:
-    # Killed before it has said whom it started, it would leave nobody who knows the command.
-    front = runner.start(*runner.run("sh", "-c", "sleep 0.5; echo $PPID; read end", share=SHARE), stdin=-1)
+    front = runner.start(*runner.run("sh", "-c", "echo $PPID; read end", share=SHARE), stdin=-1)
     assert front.stdout is not None
-    os.kill(int(front.stdout.readline()), signal.SIGKILL)
+    # Killed before it has said whom it started, it would leave nobody who knows the command.
+    os.kill(wait_for_keeper(int(front.stdout.readline())), signal.SIGKILL)
     _, said = front.communicate("\n", timeout=60)
     assert "report: card GPU-" in said
     staying = runner.call(*runner.run("sh", "-c", "sleep 1 >/dev/null 2>&1 </dev/null &", share=SHARE))
