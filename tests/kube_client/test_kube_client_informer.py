@@ -185,6 +185,11 @@ def test_versions_that_are_no_numbers_are_not_compared() -> None:
     [
         (ApiError(403, "nodes is forbidden"), ApiError, "403: nodes is forbidden"),
         ({"type": "ERROR", "object": {"code": None, "message": "no code"}}, ApiError, "500: no code"),
+        (
+            {"type": "ERROR", "object": {"code": 500, "message": "long \n " * 1000}},
+            ApiError,
+            "^.* 500: (long ){39}long $",
+        ),
         ({"type": "ADDED"}, ApiUnreachable, "a watch event without an object"),
         ({"type": "ADDED", "object": {"metadata": "x"}}, ApiUnreachable, "a watch event without metadata"),
     ],

@@ -23,10 +23,9 @@ from typing import Any
 
 from vcuda.kube import nesting
 from vcuda.kube.config import Login
-from vcuda.kube.errors import ApiError, ApiUnreachable, NoConfiguration
+from vcuda.kube.errors import MOST_SAID, ApiError, ApiUnreachable, NoConfiguration
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
-_MOST_EXCERPT = 200
 _UNAUTHORIZED = 401
 _LATER = 1.01  # a deadline may be missed by so much of the time that was left
 _REPEATABLE = ("GET", "PATCH")
@@ -52,7 +51,7 @@ def excerpt(body: bytes) -> str:
         message = data["message"] if "message" in data else data["Error"]
     except (ValueError, KeyError, TypeError):
         message = body.decode(errors="replace")
-    return " ".join(str(message).split())[:_MOST_EXCERPT]
+    return str(message)
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -376,7 +375,7 @@ class Endpoint:
             connection.close()
         if isinstance(error, ssl.SSLError):
             self._tls = None
-        return ApiUnreachable(f"no answer from {self.url}: {str(error) or type(error).__name__:.{_MOST_EXCERPT}}")
+        return ApiUnreachable(f"no answer from {self.url}: {str(error) or type(error).__name__:.{MOST_SAID}}")
 
     def _idle(self) -> http.client.HTTPConnection | None:
         """A kept connection, still open at the server: a request that it never saw must not count as in doubt."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+MOST_SAID = 200  # characters of what a server says: it goes into a log's line
+
 
 class KubeError(Exception):
     """A request failed, or could not be made. `status`: the HTTP status, if an answer came."""
@@ -10,12 +12,15 @@ class KubeError(Exception):
 
 
 class ApiError(KubeError):
-    """The server answered with an error, so nothing that was asked for was done."""
+    """The server answered with an error, so nothing that was asked for was done.
+
+    `message` may be of any length and form: it is told in one line, of MOST_SAID characters at most.
+    """
 
     status: int
 
     def __init__(self, status: int, message: str, who: str = "the API server") -> None:
-        super().__init__(f"{who} answered {status}: {message}")
+        super().__init__(f"{who} answered {status}: {' '.join(message.split())[:MOST_SAID]}")
         self.status = status
 
 

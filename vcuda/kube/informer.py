@@ -184,5 +184,5 @@ class Informer:
             return handle(thing)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             self._failed()
-            _log.warning("%s: an object was skipped: %r in %.200s", self.kind, error, reprlib.repr(thing))
+            _log.warning("%s: an object was skipped: %.200r in %.200s", self.kind, error, reprlib.repr(thing))
             return None
