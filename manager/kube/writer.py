@@ -27,9 +27,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _BETWEEN_FAILURES_S = 0.5
 # Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
 _FINAL = (400, 403, 404, 409, 422)
-# What nobody waits for is written when kubelet has not called for so long, and after a minute in any case: in a burst
-# it would take the processors from the pods that start.
-_CALM_S, _LONGEST_CALM_S = 1.0, 60.0
+# What nobody waits for is written when kubelet has not called for so long, and after five minutes in any case: in a
+# burst it would take the processors from the pods that start, and have kubelet look at those again that run. The more
+# there is to say, the longer: when all pods of a burst are admitted, kubelet calls seldom and most are yet to start.
+_CALM_S, _MOST_CALM_S, _LONGEST_CALM_S = 1.0, 10.0, 300.0
+_AT_ONCE = 20
 _NODE = "node"
 # Kubelet creates its node seconds after its start, and maybe after us; a wrong --hostname-override never gets one.
 _FIRST_NODE_PAUSE_S = 1.0
@@ -178,7 +180,8 @@ class ApiWriter:
             now = self._clock()
             if now < self._silent_until:
                 return None
-            noise = now + _CALM_S - self._quiet_s()
+            waiting = sum(message.until > now for message in self._pending.values())
+            noise = now + min(_MOST_CALM_S, _CALM_S * max(1.0, waiting / _AT_ONCE)) - self._quiet_s()
             for message in self._pending.values():
                 if message.at <= now < noise:
                     message.at = min(noise, max(message.until, message.at))
