@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +53,15 @@ class Api:
 
     def get(self, path: str) -> Any:
         return json.loads(self.send("GET", path))
+
+    def requests(self) -> Counter[str]:
+        """How many requests the server has answered, such as "PATCH pods/status", without watches."""
+        found: Counter[str] = Counter()
+        for name, labels, value in _samples(self.send("GET", "/metrics").decode(), "apiserver_request_total"):
+            if name == "apiserver_request_total" and labels["verb"] not in ("WATCH", "CONNECT"):
+                of = "/".join(filter(None, (labels["resource"], labels["subresource"])))
+                found[f"{labels['verb']} {of}"] += int(value)
+        return found
 
     def create_all(self, path: str, items: Iterable[Mapping[str, Any]]) -> None:
         """Create from several connections at once: kubectl would be the slowest part of the measurement."""

@@ -198,7 +198,7 @@ def tenants(figures: Figures) -> list[Reading]:
 
 
 def burst(figures: Figures) -> list[Reading]:
-    burst = figures["kube"]["burst"]
+    burst = max(figures["kube"]["bursts"], key=lambda row: int(row["asked"]))
     wrong = burst["mismatches"]
     return [
         (f"{len(wrong)} mismatches of {burst['seen']} pods", not wrong),
@@ -305,8 +305,8 @@ def claims_packing(figures: Figures) -> list[Reading]:
 
 
 def throughput(figures: Figures) -> list[Reading]:
-    kube = figures["kube"]
-    lifted, default = kube["throughput_ratio"], kube["throughput_ratio_default_limit"]
+    ratios = figures["kube"]["ratios"]
+    lifted, default = ratios["throughput"], ratios["throughput, default limit"]
     return [
         (f"{lifted:.3f} with kube-scheduler's request limits lifted", lifted >= 0.8),
         (f"{default:.3f} with its default limits", default >= 0.8),

@@ -1,8 +1,10 @@
 """Measures the system on a real one-node Kubernetes (kubelab): what our parts cost kube-scheduler, kubelet and a pod's start.
 
 Throughput (T33), over TLS with certificates on both sides: pods are made while kube-scheduler is stopped and bound to nodes that exist as objects only, in turns with and
-without the extender, between the first and the last binding that a watch shows. Start: a pod alone, and many at once, with a share
-and without, in turns; those at once ask for different memory, and what each holds is read in its container (T24). Allocate: kubelet's own histogram over the pods with a share. Everything of Kubernetes runs on this machine, too.
+without the extender, between the first and the last binding that a watch shows. Start: a pod alone, and many at once, with a share ("share")
+and without ("none"), in turns; those at once ask for different memory, and what each holds is read in its container (T24). Beside them, at once, pods with
+the devices of a plugin that does nothing but answer ("floor"): what any plugin with as many devices costs kubelet. Allocate: kubelet's own histogram
+over the pods with a share. Everything of Kubernetes runs on this machine, too.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +35,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import kubelab
-from kube_system import CORES, System, share_mounts, unmount
+from kube_system import BLOCKS, CORES, System, share_mounts, unmount
 
-from benchmarks import _kube_api, _kube_shares
+from benchmarks import _kube_api, _kube_floor, _kube_shares
 from benchmarks._kube_api import PODS, Api, Histogram
 from manager.config.settings import Settings
 from vcuda.spec import inventory
@@ -77,7 +81,7 @@ class Start:
     """
 
     kind: str
-    share: bool
+    what: str
     pods: int
     refused: int
     p50_s: float
@@ -91,6 +95,17 @@ class Start:
     shims_cpu: float
     server_cpu: float
     etcd_cpu: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Requests to the API server for each pod of a burst, whoever sent them, until all ran."""
+
+    kind: str
+    request: str
+    none: float
+    floor: float
+    share: float
 
 
 @dataclass(frozen=True)
@@ -121,9 +136,9 @@ def hollow_node(name: str) -> dict[str, Any]:
     }
 
 
-def pod(name: str, *, share: bool, hollow: bool = False, blocks: int = 4) -> dict[str, Any]:
-    """A pod that sleeps; on a hollow node it is only bound."""
-    limits = {NAMES.core: "3", NAMES.memory: str(blocks)} if share else {}
+def pod(name: str, *, share: Names | None = NAMES, hollow: bool = False, blocks: int = 4) -> dict[str, Any]:
+    """A pod that sleeps, with a share by these names; on a hollow node it is only bound."""
+    limits = {share.core: "3", share.memory: str(blocks)} if share is not None else {}
     container = {
         "name": "main", "image": "busybox:local", "imagePullPolicy": "Never", "command": ["sleep", "3600"],
         "resources": {"requests": {"cpu": "1m"}, "limits": limits},
@@ -193,8 +208,28 @@ class Lab:
         for name, pid in pids.items():
             words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             found[name] = 1e3 * (int(words[11]) + int(words[12])) / ticks
-        found["shims"] = 1e3 * sum(_shims()) / ticks
+        found["shims"] = 1e3 * sum(self.shims()) / ticks
         return found
+
+    def shims(self) -> Iterator[int]:
+        """Ticks of each shim that is there, with what it has waited for."""
+        ours = os.fsencode(self.system.lab.environment["CONTAINERD_SOCK"])
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                name, _, rest = (process / "stat").read_text().partition("(")[2].rpartition(")")
+                if name == "containerd-shim" and ours in (process / "cmdline").read_bytes().split(b"\0"):
+                    yield sum(map(int, rest.split()[11:15]))
+
+    def wait_ended(self) -> None:
+        """Until the pods before have left nothing: kubelet removes dead containers once a minute, and whatever is started meanwhile pays for it."""
+        command = shlex.split(self.system.lab.environment["CTR"])
+
+        def nothing() -> bool:
+            left = subprocess.run([*command, "containers", "ls", "-q"], capture_output=True, check=True, timeout=30)
+            return not left.stdout.strip() and not any(True for _ in self.shims())
+
+        kubelab.eventually("no container is left", nothing, 240, every=2.0)
+        _kube_api.wait_quiet(self.kubelet)
 
     def extender_metrics(self) -> str:
         return self.system.get(self.system.extender_probe_port, "/metrics")
@@ -202,15 +237,6 @@ class Lab:
     def wait_free(self, cores: int) -> None:
         free = f"vcuda_extender_free_cores {cores}.0"
         kubelab.eventually(f"the extender says {free}", lambda: free in self.extender_metrics(), 120)
-
-
-def _shims() -> Iterator[int]:
-    """Ticks of each shim that is there, with what it has waited for."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            name, _, rest = (process / "stat").read_text().partition("(")[2].rpartition(")")
-            if name == "containerd-shim":
-                yield sum(map(int, rest.split()[11:15]))
 
 
 @contextlib.contextmanager
@@ -253,7 +279,7 @@ def throughput(lab: Lab, nodes: int, pods: int, rounds: int) -> list[Throughput]
 
 def _round(lab: Lab, pods: int, *, extender: bool, limited: bool) -> Throughput:
     lab.system.lab.call("stop", "kube-scheduler")
-    lab.api.create_all(PODS, [pod(f"bound-{number}", share=True, hollow=True) for number in range(pods)])
+    lab.api.create_all(PODS, [pod(f"bound-{number}", hollow=True) for number in range(pods)])
     before = lab.extender_metrics()
     watch = lab.api.watch_pods()
     lab.scheduler(extender=extender, limited=limited)
@@ -297,48 +323,112 @@ class Runs:
     cpu_ms: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def row(self, kind: str, share: bool) -> Start:
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def row(self, kind: str, what: str) -> Start:
         ordered = sorted(self.seconds)
         parts = ("machine", "manager", "extender", "kubelet", "containerd", "shims", "kube-apiserver", "etcd")
         return Start(
-            kind, share, len(ordered), self.asked - len(ordered), statistics.median(ordered),
+            kind, what, len(ordered), self.asked - len(ordered), statistics.median(ordered),
             ordered[math.ceil(0.99 * len(ordered)) - 1], ordered[-1], *(self.cpu_ms[part] / self.asked for part in parts),
         )  # fmt: skip
 
 
-def starts(lab: Lab, alone: int, bursts: list[int], rounds: int) -> tuple[list[Start], list[Burst]]:
-    """One pod after the other, then each number of them at once, in turns with a share and without."""
-    runs: dict[tuple[str, bool], Runs] = {}
+def starts(
+    lab: Lab, alone: int, bursts: list[int], rounds: int, *, floor: bool
+) -> tuple[list[Start], list[Burst], list[Asked]]:
+    """One pod after the other, then each number of them at once, in turns with a share and without, then the floor."""
+    runs: dict[tuple[str, str], Runs] = {}
+
+    def run(count: int, kind: str, what: str) -> None:
+        _run(lab, count, what, runs.setdefault((kind, what), Runs()))
+
     for _ in range(alone):
-        for share in (False, True):
-            _run(lab, 1, share, runs.setdefault(("alone", share), Runs()))
+        for what in ("none", "share"):
+            run(1, "alone", what)
     for count in bursts:
         for number in range(rounds):
-            for share in (
-                (False, True) if number % 2 == 0 else (True, False)
-            ):  # who comes later finds more of everything
-                _run(lab, count, share, runs.setdefault((f"{count} at once", share), Runs()))
-    held = [runs[f"{count} at once", True] for count in bursts]
+            # Who comes later finds more of everything.
+            for what in ("none", "share") if number % 2 == 0 else ("share", "none"):
+                run(count, f"{count} at once", what)
+    if floor:
+        with _floor(lab):
+            for count in bursts:
+                for _ in range(rounds):
+                    run(count, f"{count} at once", "floor")
+    held = [runs[f"{count} at once", "share"] for count in bursts]
     return (
-        [found.row(kind, share) for (kind, share), found in runs.items()],
+        [found.row(kind, what) for (kind, what), found in _in_order(runs)],
         [Burst(found.asked, len(found.seconds), found.wrong) for found in held],
+        [row for count in bursts for row in _asked(f"{count} at once", runs)],
     )
 
 
-def _run(lab: Lab, count: int, share: bool, into: Runs) -> None:
+def _in_order(runs: Mapping[tuple[str, str], Runs]) -> list[tuple[tuple[str, str], Runs]]:
+    """By kind as they were begun, and of each kind none, floor, share."""
+    kinds = list(dict.fromkeys(kind for kind, _ in runs))
+    return sorted(runs.items(), key=lambda item: (kinds.index(item[0][0]), item[0][1] != "none", item[0][1]))
+
+
+def _asked(kind: str, runs: Mapping[tuple[str, str], Runs]) -> Iterator[Asked]:
+    """The kinds of requests of which there was one for every fifth pod or more, the most frequent first."""
+    per_pod = {
+        what: {name: number / found.asked for name, number in found.requests.items()}
+        for (of, what), found in runs.items()
+        if of == kind
+    }
+    for name in sorted(per_pod["share"], key=lambda name: -per_pod["share"][name]):
+        numbers = [per_pod.get(what, {}).get(name, 0.0) for what in ("none", "floor", "share")]
+        if max(numbers) >= 0.2:
+            yield Asked(kind, name, *numbers)
+
+
+@contextlib.contextmanager
+def _floor(lab: Lab) -> Iterator[None]:
+    """The plugin that does nothing but answer, as one pod with a share was answered."""
+    lab.api.create_all(PODS, [pod("pattern")])
+
+    def runs() -> str | None:
+        shown = lab.api.get(f"{PODS}/pattern")
+        return shown["metadata"]["uid"] if shown["status"].get("phase") == "Running" else None
+
+    uid = kubelab.eventually("the pod runs whose answer is the floor's", runs, 60)
+    plugins = Path(lab.system.lab.environment["KUBELET_ROOT"]) / "device-plugins"
+    given = _kube_floor.answers(plugins, uid, lab.system.folder / "vm" / "floored")
+    _end_pods(lab)
+    cards = [Card(f"GPU-floor-{number}", number, "Floor", CARD_BYTES) for number in range(CARDS)]
+    with _kube_floor.served(plugins, cards, given):
+
+        def offered() -> bool:
+            has = lab.system.node()["status"]["allocatable"]
+            return (has.get(_kube_floor.NAMES.core), has.get(_kube_floor.NAMES.memory)) == (str(CORES), str(BLOCKS))
+
+        kubelab.eventually("the node offers the floor's devices", offered, 60)
+        yield
+
+
+def _run(lab: Lab, count: int, what: str, into: Runs) -> None:
     """Seconds from the first create to Running for each pod, and which of them hold another share than they asked for."""
     if count > 1:  # one pod that ends costs too little to wait for it each time
-        _kube_api.wait_quiet(lab.kubelet)
+        lab.wait_ended()
+    names = {"none": None, "floor": _kube_floor.NAMES, "share": NAMES}[what]
     watch = lab.api.watch_pods()
+    asked = lab.api.requests()
     before, began = lab.processor_ms(), time.monotonic()
-    lab.api.create_all(PODS, [pod(f"started-{number}", share=share, blocks=1 + number % 20) for number in range(count)])  # fmt: skip
+    lab.api.create_all(PODS, [pod(f"started-{number}", share=names, blocks=1 + number % 20) for number in range(count)])  # fmt: skip
     watch.wait("all pods run", lambda: len(watch.running | watch.failed) >= count, 600)
     watch.close()
     into.asked += count
     into.seconds += [at - began for at in watch.running.values()]
     into.cpu_ms.update({name: now - before[name] for name, now in lab.processor_ms().items()})
-    shown = [item for item in lab.api.get(PODS)["items"] if share and item["metadata"]["name"] in watch.running]
-    into.wrong += _kube_shares.mismatches(shown, _kube_shares.mounted(), NAMES)
+    into.requests.update(lab.api.requests() - asked)
+    if what == "share":
+        shown = [item for item in lab.api.get(PODS)["items"] if item["metadata"]["name"] in watch.running]
+        into.wrong += _kube_shares.mismatches(shown, _kube_shares.mounted(), NAMES)
+    _end_pods(lab)
+
+
+def _end_pods(lab: Lab) -> None:
     lab.api.delete_pods()
     kubelab.eventually("the daemon has no bookings", lambda: not lab.system.bookings(), 240)
 
@@ -383,6 +473,16 @@ def ratio(rows: list[Throughput], *, limited: bool) -> float:
     return rates[True] / rates[False]
 
 
+def start_ratios(rows: Sequence[Start]) -> Iterator[tuple[str, float]]:
+    """Medians of create to Running: with a share by those without; the floor by those without, and what is ours above it."""
+    p50 = {(row.kind, row.what): row.p50_s for row in rows}
+    for kind in dict.fromkeys(row.kind for row in rows):
+        yield f"start, {kind}", p50[kind, "share"] / p50[kind, "none"]
+        if (kind, "floor") in p50:
+            yield f"start, {kind}, floor", p50[kind, "floor"] / p50[kind, "none"]
+            yield f"start, {kind}, share by floor", p50[kind, "share"] / p50[kind, "floor"]
+
+
 def show(title: str, rows: list[Any]) -> None:
     if not rows:
         return
@@ -391,7 +491,7 @@ def show(title: str, rows: list[Any]) -> None:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in asdict(row).values()))  # fmt: skip
-    Console(width=120).print(table)
+    Console(width=170).print(table)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -400,20 +500,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         bound = throughput(lab, options.nodes, options.pods, options.rounds)
         lab.scheduler(extender=True, limited=False)
         before, own = kubelet_allocate(lab), daemon_allocate(lab)
-        started, bursts = starts(lab, options.alone, options.bursts, options.burst_rounds)
+        started, bursts, asked = starts(lab, options.alone, options.bursts, options.burst_rounds, floor=options.floor)
         allocate = [_row(f"kubelet, {kind}", found.since(before[kind])) for kind, found in kubelet_allocate(lab).items()]  # fmt: skip
         allocate.append(_row("the daemon, both", daemon_allocate(lab).since(own)))
-    p50 = {(row.kind, row.share): row.p50_s for row in started}
     result: Mapping[str, Any] = {
         "machine": about,
         "throughput": bound,
         "start": started,
         "bursts": bursts,
+        "asked": asked,
         "allocate": allocate,
         "ratios": {
             **({"throughput": ratio(bound, limited=False)} if bound else {}),
             **({"throughput, default limit": ratio(bound, limited=True)} if bound else {}),
-            **{f"start, {kind}": p50[kind, True] / p50[kind, False] for kind, share in p50 if share},
+            **dict(start_ratios(started)),
         },
     }
     return dict(result)
@@ -429,6 +529,12 @@ def main() -> int:
         "--bursts", type=int, nargs="+", default=[40, 200], help="pods started at once (default 40 200)"
     )
     parser.add_argument("--burst-rounds", type=int, default=2, help="rounds each way of those (default %(default)s)")
+    parser.add_argument(
+        "--floor",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="bursts with a plugin that does nothing but answer, too (default: yes)",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer of everything")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
@@ -442,6 +548,7 @@ def main() -> int:
     print(", ".join(f"{key} {value}" for key, value in result["machine"].items()) + "\n")
     show("kube-scheduler's throughput: pods bound per second (T33, over TLS: with / without at least 0.8 on two shared processors)", result["throughput"])  # fmt: skip
     show("create to Running", result["start"])
+    show("requests to the API server for each pod", result["asked"])
     show("one Allocate call (T20's whole; a container makes two)", result["allocate"])
     for burst in result["bursts"]:
         print(f"\n{burst.asked} pods with equal cores and different memory at once: {burst.seen} ran, {len(burst.mismatches)} mismatches (T24: 0)")  # fmt: skip

@@ -213,7 +213,9 @@ def test_a_run_goes_on_after_what_ended_with_all_its_rows_lately(tmp_path: Path)
     ],
 )
 def test_a_burst_is_judged_by_what_every_pod_has(burst: dict[str, object], verdict: str) -> None:
-    assert verdicts({"kube": {"burst": burst}})["T24"].verdict == verdict
+    assert (
+        verdicts({"kube": {"bursts": [{"asked": 40, "seen": 40, "mismatches": []}, burst]}})["T24"].verdict == verdict
+    )
 
 
 @pytest.fixture

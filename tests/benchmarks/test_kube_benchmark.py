@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,7 +14,9 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks import _kube_api, _report
+from benchmarks import _kube_api, _kube_floor, _report, kube
+from manager.proto import deviceplugin_pb2 as api
+from vcuda.spec.names import Names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,3 +98,73 @@ def test_a_watch_that_the_server_ends_goes_on_after_the_last_event() -> None:
     watch.wait("the pod runs", lambda: "a" in watch.running, 30)
     watch.thread.join(30)
     assert asked == ["3", "5", "7"] and set(watch.bound) == {"a"}
+
+
+def test_requests_are_counted_by_verb_and_resource_without_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = (
+        ("PATCH", "pods", "status", 3),
+        ("PATCH", "pods", "status", 1),
+        ("GET", "pods", "", 2),
+        ("WATCH", "pods", "", 9),
+    )
+    lines = [
+        f'apiserver_request_total{{code="20{code}",resource="{resource}",subresource="{sub}",verb="{verb}"}} {number}'
+        for code, (verb, resource, sub, number) in enumerate(counted)
+    ]
+    one = object.__new__(_kube_api.Api)
+    monkeypatch.setattr(one, "send", lambda *_words: "\n".join(lines).encode())
+    assert one.requests() == {"PATCH pods/status": 4, "GET pods": 2}
+
+
+def test_the_floor_answers_as_we_did_with_a_region_of_its_own(tmp_path: Path) -> None:
+    region = tmp_path / "regions" / "u1" / "main"
+    region.mkdir(parents=True)
+    (region / "usage").write_text("x")
+    answer = api.ContainerAllocateResponse(
+        mounts=[
+            api.Mount(container_path="/etc/vcuda", host_path=str(region), read_only=True),
+            api.Mount(container_path="/etc/vcuda/usage", host_path=f"{region}/usage"),
+            api.Mount(container_path="/usr/local/nvidia", host_path="/driver", read_only=True),
+        ],
+        devices=[api.DeviceSpec(container_path="/dev/nvidia0", host_path="/dev/nvidia0", permissions="rw")],
+    )
+    names = Names()
+    rows = [
+        {
+            "PodUID": uid,
+            "ContainerName": "main",
+            "ResourceName": name,
+            "DeviceIDs": {"-1": [f"{uid}-{name[-1]}0"]},
+            "AllocResp": base64.b64encode(given).decode(),
+        }
+        for uid in ("u0", "u1")
+        for name, given in ((names.core, answer.SerializeToString()), (names.memory, b""))
+    ]
+    (tmp_path / "kubelet_internal_checkpoint").write_text(
+        json.dumps({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}}, separators=(",", ":"))
+    )
+    found = _kube_floor.answers(tmp_path, "u1", tmp_path / "floored")
+    copy = tmp_path / "floored" / "u1" / "main"
+    assert [mount.host_path for mount in found["core"].mounts] == [str(copy), f"{copy}/usage", "/driver"]
+    assert (copy / "usage").read_text() == "x" and found["core"].devices == answer.devices
+    assert found["memory"] == api.ContainerAllocateResponse()
+    with pytest.raises(KeyError):
+        _kube_floor.answers(tmp_path, "u2", tmp_path / "floored")
+
+
+def test_what_is_ours_is_told_beside_what_any_plugin_costs() -> None:
+    blank = kube.Start("", "", *[0] * (len(dataclasses.fields(kube.Start)) - 2))
+    rows = [
+        dataclasses.replace(blank, kind=kind, what=what, p50_s=seconds)
+        for kind, what, seconds in (
+            ("alone", "none", 0.5), ("alone", "share", 0.6), ("9 at once", "none", 4.0), ("9 at once", "floor", 4.4),
+            ("9 at once", "share", 5.5),
+        )
+    ]  # fmt: skip
+    ratios = {name: round(value, 3) for name, value in kube.start_ratios(rows)}
+    assert ratios == {
+        "start, alone": 1.2,
+        "start, 9 at once": 1.375,
+        "start, 9 at once, floor": 1.1,
+        "start, 9 at once, share by floor": 1.25,
+    }
