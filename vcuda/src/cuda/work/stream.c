@@ -112,3 +112,26 @@ CUresult vc_hook_cuEventSynchronize(CUevent event)
 {
     return waited_otherwise(vc_real.cuEventSynchronize(event));
 }
+
+/* Who is told that it is not done will ask again, and may sleep until then. */
+static CUresult polled(CUresult result)
+{
+    if (result == CUDA_ERROR_NOT_READY)
+        vc_work_waits();
+    return result;
+}
+
+CUresult vc_hook_cuEventQuery(CUevent event)
+{
+    return polled(vc_real.cuEventQuery(event));
+}
+
+CUresult vc_hook_cuStreamQuery(CUstream stream)
+{
+    return polled(vc_real.cuStreamQuery(stream));
+}
+
+CUresult vc_hook_cuStreamQuery_ptsz(CUstream stream)
+{
+    return polled(vc_real.cuStreamQuery_ptsz(stream));
+}
