@@ -172,7 +172,13 @@ class Daemon:
         stack.callback(pod_resources.close)
         kubelet = pods.by_settings(settings, login)
         self.pod_finder = PodFinder(
-            self._names, settings.device_plugin_path, kubelet, pod_resources, kube, self._known_pods
+            self._names,
+            settings.device_plugin_path,
+            kubelet,
+            pod_resources,
+            kube,
+            self._known_pods,
+            lambda: self.cgroups.running(),  # noqa: PLW0108 - it is made later
         )
         standing = Standing(settings.checkpoint_path)
         self.limits = DriverLimits(self._settings, self.inventory, self._consequences.tell, standing)

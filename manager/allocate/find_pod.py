@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Presence:
-    """Pods by UID: `present` to kubelet or the API server, `ended` by either.
+    """Pods by UID: `present` to kubelet or the API server, `ended` by either; but one of which something runs is here.
 
     `certain`: the API server was asked, for a kubelet that has just started lists only the pods that it has looked at.
     `started`: when, by the monotonic clock.
@@ -68,10 +68,14 @@ class PodFinder:
         pod_resources: PodResources | None,
         kube: Kube | None,
         known: Callable[[], list[Pod] | None] = lambda: None,
+        running: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        """`known`: this node's pods by the API server's last word; None before its first."""
+        """`known`: this node's pods by the API server's last word; None before its first. `running`: pods with a share
+        of whose containers the kernel has processes, by UID.
+        """
         self._names = names
-        self._known = known
+        self._known, self._running = known, running
+        self._doubted: set[str] = set()  # pods that run, whatever is said of them
         self._checkpoint = Checkpoint(device_plugin_path, names)
         self._kubelet = kubelet
         self._pod_resources = pod_resources
@@ -418,12 +422,22 @@ class PodFinder:
             return None
         if self._kubelet is not None and by_kubelet is None:
             by_kubelet = set(static)  # of those the API server knows mirrors only, which anybody may have deleted
-        return Presence(
-            started,
-            frozenset((by_kubelet or set()) | (by_api or set())),
-            frozenset(over),
-            by_api is not None,
-        )
+        present = (by_kubelet or set()) | (by_api or set())
+        running = set(self._running())
+        self._doubt((over & running) | (running - present))
+        return Presence(started, frozenset(present | running), frozenset(over - running), by_api is not None)
+
+    def _doubt(self, pods: set[str]) -> None:
+        """Statuses are written by whoever may (kubelet's list repeats them); a forced deletion ends no container."""
+        for uid in pods:
+            text = (
+                f"pod {uid} has ended or is deleted by what the API server says, but processes of its containers run: "
+                "what it was given stays its own until they end"
+            )
+            self._conditions.set(f"runs {uid}", text, {"uid": uid})
+        for uid in self._doubted - pods:
+            self._conditions.clear(f"runs {uid}", f"pod {uid}: what is said of it is so", {"uid": uid})
+        self._doubted = pods
 
 
 def _waits(pod: Pod | None) -> bool:

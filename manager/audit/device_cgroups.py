@@ -79,6 +79,7 @@ class Watcher:
         self._groups: dict[tuple[int, Path], Key] = {}  # by inode and path
         self._strangers: dict[tuple[int, Path], _Stranger] = {}
         self._folders: dict[Key, tuple[Path, ...]] = {}
+        self._of_pods: dict[str, list[Path]] = {}
         self._told: dict[Key, tuple[str, ...]] = {}
         self._conditions = Conditions(log)
         self.restored = 0
@@ -159,6 +160,10 @@ class Watcher:
         """
         return self._folders
 
+    def running(self) -> frozenset[str]:
+        """Pods with processes now in containers that were given something, of those that the last look found."""
+        return frozenset(uid for uid, paths in self._of_pods.items() if any(map(pods.populated, paths)))
+
     # Finding.
 
     def _find(self, base: Path, allocations: Sequence[Allocation]) -> None:
@@ -173,15 +178,15 @@ class Watcher:
             for _, uid in item.pods:
                 by_uid.setdefault(uid, []).append(item.key)
         there = [
-            (number, path, tuple(keys))
+            (number, path, uid, tuple(keys))
             for uid, keys in by_uid.items()
             for folder in pods.of_pod(trees, uid)
             for path in pods.folders_in(folder)
             if (number := pods.inode(path)) is not None
         ]
-        known, self._groups, alive = self._groups, {}, dict[Key, list[Path]]()
+        known, self._groups, alive, of_pods = self._groups, {}, dict[Key, list[Path]](), dict[str, list[Path]]()
         strangers, self._strangers = self._strangers, {}
-        for inode, path, among in sorted(there):
+        for inode, path, uid, among in sorted(there):
             key = known.get((inode, path))
             if key is None:
                 pids = list(pods.processes(path))
@@ -198,4 +203,6 @@ class Watcher:
             self._groups[inode, path] = key
             if pods.populated(path):
                 alive.setdefault(key, []).append(path)
+                of_pods.setdefault(uid, []).append(path)
         self._folders = {key: tuple(paths) for key, paths in alive.items()}
+        self._of_pods = of_pods

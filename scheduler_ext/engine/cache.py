@@ -79,6 +79,9 @@ class SchedulerCache:
         # By node: what its manager gave each pod, and where that has differed from the bookings here.
         self.reports: dict[str, Report] = {}
         self.differences: dict[str, dict[str, Difference]] = {}
+        # By UID: pods that have ended by what their status says, while their node's manager reports their shares, since
+        # when on our clock. They stay booked; see Intake.
+        self.ended: dict[str, float] = {}
         self.resizing: dict[str, Use] = {}  # by UID: what was granted, until the node's manager reports it
         self.notices = Notices(clock)
         # Pods that waited when we began, for which a predecessor's Binding may still arrive, until when on our clock.

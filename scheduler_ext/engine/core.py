@@ -71,8 +71,6 @@ class Engine:
         self._events = 0  # of pods, so far
         chooser = Chooser(cache)
         self._gangs = GangPlaces(cache, chooser)
-        self._filter = Filter(cache, chooser, self._gangs)
-        self._bindings = Bindings(cache, chooser, self._filter)
         self._preemption = Preemption(cache, self._gangs)
         self._simulation = Simulation(cache, chooser)
         self._resizes = Resizes(cache)
@@ -84,6 +82,8 @@ class Engine:
         self._requests = None if texts is None else texts("Pod", only=True, beside=("Nodes", "NodeNames"))
         self._pod_events = None if texts is None else texts("object")
         self._intake = Intake(cache, self._gangs, self._preemption, self._resizes)
+        self._filter = Filter(cache, chooser, self._gangs, self._intake.lose_pod)
+        self._bindings = Bindings(cache, chooser, self._filter)
         self.metrics.watch_figures(self.figures)
 
     # --- kube-scheduler's verbs ---
@@ -137,6 +137,8 @@ class Engine:
         except InvalidRequest:
             return None
         with self._lock:
+            if asked.gang is not None:
+                self._intake.lose_ended()  # as Filter does for others where they fit only so; a gang asks for much
             outlook = self._gangs.ahead(asked, shape, names, objects.priority(pod))
         if outlook is None:
             return None
@@ -488,7 +490,8 @@ class Engine:
     def figures(self) -> dict[str, float]:
         """Gauges for the metrics."""
         with self._lock:
-            return stats.gauges(self.cache.cluster, self.cache.pods) | self._claim_book.figures()
+            own = stats.gauges(self.cache.cluster, self.cache.pods) | {"ended_pods_held": len(self.cache.ended)}
+            return own | self._claim_book.figures()
 
     def use(self) -> tuple[float, float]:
         """The parts of all usable cards that are allocated, and that are free but of no use to typical pods."""
@@ -579,6 +582,7 @@ class Engine:
                 gang=None if gang is None else gang.status(cache.pods, cache.clock()),
                 waits_for=self._preemption.waits_for(record),
                 difference=self._comparison.of(record),
+                ended=uid in cache.ended,
                 claims=tuple(self._claims.status(uid or "")),
             )
         last = decisions[0] if decisions else None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
-from scheduler_ext.engine.choose import Chooser
+from scheduler_ext.engine.choose import Choice, Chooser
 from scheduler_ext.engine.gangs import GangPlaces, Plan
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
@@ -20,7 +20,9 @@ from scheduler_ext.state.cluster import Floats, Ints
 from scheduler_ext.state.decisions import Decision, counted, packed
 from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.state.pods import Record, State
+from scheduler_ext.state.shape import Shape
 from vcuda.spec.errors import InvalidRequest, Reason
+from vcuda.spec.request import PodRequest
 
 _QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
 _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
@@ -43,8 +45,11 @@ def graded(costs: Floats) -> list[int]:
 class Filter:
     """Answers filter and prioritize."""
 
-    def __init__(self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces) -> None:
-        self._cache, self._chooser, self._gangs = cache, chooser, gangs
+    def __init__(
+        self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces, let_go: Callable[[str], None]
+    ) -> None:
+        """`let_go`: frees what a pod holds that has ended; see Intake."""
+        self._cache, self._chooser, self._gangs, self._let_go = cache, chooser, gangs, let_go
 
     def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
         """See Engine.filter."""
@@ -106,11 +111,10 @@ class Filter:
                 return kept
             self._cache.pods.release(asked.uid)
         self._cache.count_demand(asked.uid, shape)
-        with self._chooser.passing("", priority):
-            if asked.gang is None:
-                choice = self._chooser.take(asked, shape, names, priority)
-            else:
-                choice = self._gangs.take(asked, shape, names, priority, plan)
+        choice = self._choice(asked, shape, names, priority, plan)
+        if choice.row is None and self._cache.ended and self._make_room(asked, shape, names, priority):
+            nominated = self._cache.pods.release(asked.uid) or nominated  # whom it waited for is gone now
+            choice = self._choice(asked, shape, names, priority, None)
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
         if row is not None:
             self._cache.nominations.forget(asked.uid)
@@ -133,6 +137,29 @@ class Filter:
         return Verdict(
             None, None if codes is None else codes.tolist(), quota=quota, whys=self._whys(names, rows, codes)
         )
+
+    def _choice(
+        self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | None
+    ) -> Choice:
+        with self._chooser.passing("", priority):
+            if asked.gang is None:
+                return self._chooser.take(asked, shape, names, priority)
+            return self._gangs.take(asked, shape, names, priority, plan)
+
+    def _make_room(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> bool:
+        """Free what ended pods held on a node that a pod gets only so. kube-scheduler asks when a pod ends, before any
+        manager has let go, and may not ask again for minutes; a manager refuses the pod where one has not ended.
+        """
+        pods = self._cache.pods
+        ended = [record for uid in self._cache.ended if (record := pods.get(uid)) is not None]
+        with self._chooser.passing("", priority), pods.without(ended):
+            row = self._chooser.choose(self._cache.table(shape), names, asked.namespace).row
+        if row is None:
+            return False
+        for record in ended:
+            if record.node == self._cache.cluster.names[row]:
+                self._let_go(record.uid)
+        return True
 
     def _whys(self, names: Sequence[str], rows: Ints, codes: Ints | None) -> dict[str, str]:
         if codes is None:

@@ -17,7 +17,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
 from scheduler_ext.state.pod_texts import KnownPod
-from scheduler_ext.state.pods import Record, Source, State
+from scheduler_ext.state.pods import ENDED_SECONDS, Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
 from vcuda.logs import fields
@@ -28,6 +28,7 @@ from vcuda.spec.request import PodRequest
 
 DELETED, EXPIRED = "deleted", "expired"
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
+_MOST_ENDED = 512  # pods that stay booked after their end: filter may look at all of them at once
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
 
@@ -68,8 +69,10 @@ class Intake:
         pods = self._cache.pods
         if report is None:
             self._cache.reports.pop(node, None)
+            self._lose_ended(node)
             return
         self._cache.reports[node] = report
+        self._lose_ended(node, report.pods)
         for uid, use in report.pods.items():
             record = pods.get(uid)
             if record is None or record.node != node or record.source is not Source.ANNOTATION:
@@ -80,6 +83,12 @@ class Intake:
             usage = replace(record.usage, cards=cards, unplaced=False)
             pods.put(replace(record, usage=usage, source=Source.MANAGER))
         self._resizes.report(node, report)
+
+    def _lose_ended(self, node: str, reported: Collection[str] = ()) -> None:
+        """Free what pods held that have ended, but for those that the node's manager still reports."""
+        for uid in self._cache.ended.keys() - reported:
+            if (record := self._cache.pods.get(uid)) is not None and record.node == node:
+                self.lose_pod(uid)
 
     def _distrust(self, record: Record) -> None:
         self._cache.metrics.distrusted.inc()
@@ -92,6 +101,7 @@ class Intake:
     def lose_node(self, name: str) -> None:
         self._cache.reports.pop(name, None)
         self._cache.differences.pop(name, None)
+        self._lose_ended(name)
         with self._cache.quotas.recounted(name):
             self._cache.quotas.forget_node(name)
             self._cache.cluster.remove_node(name)
@@ -126,9 +136,14 @@ class Intake:
     def see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> str:
         """See Engine.see_pod."""
         uid, node = objects.uid(pod), objects.place(pod)
-        if ended(pod) or (not node and objects.leaving(pod)):
+        if ended(pod) and self._still_given(uid, node):
+            self._cache.ended.setdefault(uid, self._cache.clock())
+            if len(self._cache.ended) > _MOST_ENDED:
+                self.lose_pod(next(iter(self._cache.ended)))
+        elif ended(pod) or (not node and objects.leaving(pod)):
             self.lose_pod(uid)
         elif node:
+            self._cache.ended.pop(uid, None)
             self._cache.waiting.drop(uid)
             self._cache.ahead.drop(uid)
             self._see_bound(uid, pod, node)
@@ -136,6 +151,14 @@ class Intake:
         elif wishes is not None:
             self._see_waiting(uid, pod, wishes)
         return uid
+
+    def _still_given(self, uid: str, node: str) -> bool:
+        """Whether the manager of its node says that a pod holds what is booked for it. Of a status others may say that
+        it has ended; the manager lets go once its containers have no processes (manager/audit/device_cgroups.py).
+        """
+        record = self._cache.pods.get(uid)
+        known = record is not None and record.node == node and record.state in (State.BOUND, State.CONFIRMED)
+        return known and bool(self._cache.reported(node, uid))
 
     def see_known(self, pod: KnownPod, wishes: Wishes | None) -> bool:
         """Take in what nearly all events are: a new pod, our own write, a pod that runs; False for any other."""
@@ -154,7 +177,7 @@ class Intake:
             if len(wishes[1].steps) <= MOST_LIGHT and cache.not_ready() is None and not cache.scores.knows(wishes[1]):
                 cache.ahead.put(uid, wishes[1])
             return True
-        if record is None or record.node != pod.node:
+        if record is None or record.node != pod.node or uid in cache.ended:
             return False
         mark = resize.known_as(pod.placement) if pod.placement else None
         if record.state is State.CONFIRMED:
@@ -310,6 +333,7 @@ class Intake:
         self._cache.inherited.discard(uid)
         self._cache.waiting.drop(uid)
         self._cache.ahead.drop(uid)
+        self._cache.ended.pop(uid, None)
         self._cache.pods.release(uid)
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)
@@ -355,11 +379,31 @@ class Intake:
         for record in late:
             cache.pods.release(record.uid)
         cache.metrics.expired.inc(len(late))
+        self._give_up_ended()
         self._gangs.lapse()
         for uid in assumed:
             if cache.pods.get(uid) is None:
                 self._gone(uid, EXPIRED)
         return len(late)
+
+    def lose_ended(self) -> None:
+        """Free what pods hold that have ended, whatever their nodes' managers report."""
+        for uid in list(self._cache.ended):
+            self.lose_pod(uid)
+
+    def _give_up_ended(self) -> None:
+        """A manager that is dead says for ever what it said last."""
+        limit = self._cache.clock() - ENDED_SECONDS
+        for uid in [uid for uid, since in self._cache.ended.items() if since < limit]:
+            if (record := self._cache.pods.get(uid)) is not None:
+                self._cache.metrics.ended_unconfirmed.inc()
+                _log.warning(
+                    "pod %s/%s has ended, and gpu-manager of node %s has not let go of its share within %d s: it is "
+                    "free here now; see whether that manager runs",
+                    record.namespace, record.name, record.node, ENDED_SECONDS,
+                    extra=fields(pod=f"{record.namespace}/{record.name}", uid=uid, node=record.node),
+                )  # fmt: skip
+            self.lose_pod(uid)
 
     def _gone(self, uid: str, why: str) -> None:
         self._cache.note("gone", at_ns=self._cache.wall_clock(), uid=uid, why=why)

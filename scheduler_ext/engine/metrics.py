@@ -32,6 +32,7 @@ class _Figures(Collector):
                 "overbooked_cards",
                 "Cards on which more is booked than there is: pods were placed past the extender",
             ),
+            ("ended_pods_held", "Pods that have ended, booked until their node's manager reports nothing of them"),
             ("claim_cards", "Usable cards that nodes offer for claims (--claims)"),
             ("claim_free_cores", "Cores (1/100 card) of those that no claim has, nor is expected to get"),
             ("claims_allocated", "Claims of our class that hold cards (--claims)"),
@@ -115,6 +116,11 @@ class Metrics:
         self.writes = writes.labels()
         self.expired = Counter(
             "vcuda_extender_expired", "Assumed placements that Bind never came for", registry=self.registry
+        )
+        self.ended_unconfirmed = Counter(
+            "vcuda_extender_ended_unconfirmed",
+            "Pods that have ended whose shares were freed although their node's manager still reported them",
+            registry=self.registry,
         )
         self.distrusted = Counter(
             "vcuda_extender_wrong_placements",

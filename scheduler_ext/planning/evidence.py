@@ -172,7 +172,8 @@ class Evidence:
     """What is known about a pod. `record` is a copy; `candidates` is there if the pod waits and may fit one day.
 
     `waits_for`: of a nominated pod, who was evicted for it and is still there (NAMESPACE/NAME).
-    `difference`: what the manager of its node reports otherwise. `claims`: of a pod that has any.
+    `difference`: what the manager of its node reports otherwise. `ended`: by its status, not by that. `claims`: of a
+    pod that has any.
     """
 
     decisions: list[Decision]
@@ -181,6 +182,7 @@ class Evidence:
     gang: GangStatus | None = None
     waits_for: tuple[str, ...] = ()
     difference: str | None = None
+    ended: bool = False
     claims: tuple[ClaimStatus, ...] = ()
 
 

@@ -15,7 +15,7 @@ from scheduler_ext.planning.remedies import Remedy
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted
-from scheduler_ext.state.pods import State
+from scheduler_ext.state.pods import ENDED_SECONDS, State
 from vcuda.spec.errors import Reason
 from vcuda.spec.request import PodRequest
 
@@ -148,6 +148,12 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
             "state": record.state.value, "node": record.node, "cards": cards,
             "booked_from": record.source.value, "summary": summary,
         }  # fmt: skip
+        if evidence.ended:
+            found["ended"] = True
+            found["summary"] += (
+                f"; it has ended, and gpu-manager of node {record.node} still reports its share: free once that does "
+                f"not, where a pod fits nowhere else, and after {ENDED_SECONDS:g} s"
+            )
         if evidence.difference is not None:
             found["difference"] = evidence.difference
             found["summary"] += f"; {evidence.difference}"

@@ -12,6 +12,8 @@ from scheduler_ext.state.shape import Shape
 from vcuda.spec.placement import Placement
 from vcuda.spec.request import PodRequest
 
+ENDED_SECONDS = 60.0  # that an ended pod stays booked at most: a manager says within three that it has let go
+
 
 class State(enum.Enum):
     """How far a pod is on its way. Only ASSUMED and NOMINATED ones may be decided again; only they expire."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from manager.allocate import allocator as allocation_module
 from manager.allocations.record import Allocation
 from manager.audit import owners
 from manager.audit.device_cgroups import Watcher
@@ -334,6 +335,35 @@ def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(node: Node,
         process.kill()
         process.wait()
         Storage.remove(root / "etc/vcuda")
+
+
+@pytest.mark.parametrize(("version", "driver"), [(1, "cgroupfs"), (2, "systemd")])
+@pytest.mark.parametrize("said", ["ended", "gone"])
+def test_who_may_write_statuses_or_delete_pods_frees_no_share_whose_container_runs(
+    node: Node, group: Group, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet lists the status that the API server has; who forces a deletion takes the pod out of both lists at once."""
+    monkeypatch.setattr(allocation_module, "ABSENT_GRACE_S", 0.0)
+    daemon = node.start(f"--cgroup-root={group.root}", wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    root = node.directory / "container"
+    (root / "etc/vcuda").mkdir(parents=True)
+    _bind(node.region(item, "c"), root / "etc/vcuda")
+    process = contained(group.of_container(item["metadata"]["uid"], "0123"), root)
+    try:
+        eventually(lambda: daemon.cgroups.watch.looked_at == 1, "the container")
+        if said == "ended":
+            item["status"] = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"exitCode": 0}}}]}
+        else:
+            node.kubelet.pods.remove(item)
+        assert daemon.allocator.collect() == []
+        assert node.region(item, "c").exists() and sum(cores for cores, _ in node.booked().values()) == 30
+    finally:
+        process.kill()
+        process.wait()
+        Storage.remove(root / "etc/vcuda")
+    eventually(lambda: daemon.allocator.collect() and not node.region(item, "c").exists(), "the end of the share")
 
 
 def may_open(folder: Path, tmp: Path) -> dict[tuple[int, int], bool]:

@@ -1,0 +1,141 @@
+"""A pod whose status says that it has ended, while its node's manager reports its share: booked until the manager lets go, and nobody stalls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler_ext.engine import intake
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.planning import explain
+from scheduler_ext.protocol.extender_v1 import Victims
+from scheduler_ext.state.pods import ENDED_SECONDS
+from tests.scheduler_ext.extender_engine import Clock, engine_with, free
+from tests.scheduler_ext.extender_support import cards, node, pod
+from tests.scheduler_ext.test_extender_cheating import placed
+from tests.scheduler_ext.test_extender_two_books import reporting
+
+P = {"p": {"GPU-a-0": (100, 40)}}
+
+
+def ended(shown: dict[str, Any], phase: str = "Succeeded") -> dict[str, Any]:
+    return shown | {"status": {"phase": phase, "containerStatuses": [{"state": {"terminated": {"exitCode": 0}}}]}}
+
+
+def reported(count: int = 2) -> tuple[Engine, Clock, dict[str, Any]]:
+    """Pod p has a whole card of node a, and the node's manager says so."""
+    engine, clock = engine_with(node("a", cards("a", count)))
+    shown = placed(engine, "p")
+    engine.see_node(reporting(P, count))
+    return engine, clock, shown
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_who_may_write_statuses_frees_no_share_that_the_nodes_manager_reports(phase: str) -> None:
+    engine, _, shown = reported()
+    engine.see_pod(ended(shown, phase))
+    assert free(engine) == 100 and engine.figures()["ended_pods_held"] == 1
+    assert engine.filter(pod("q", 30, 1, uid="q"), ["a"]).chosen == "a" and free(engine) == 70
+    found = explain.explanation(engine.evidence(uid="p"))
+    assert found is not None and found["ended"] and "still reports its share" in found["summary"]
+    engine.see_pod(shown | {"status": {"phase": "Running"}})  # kubelet has put it right
+    assert free(engine) == 70 and engine.figures()["ended_pods_held"] == 0
+    engine.see_node(reporting({}, 2))  # nothing hangs on the report any more
+    assert free(engine) == 70
+
+
+def _without_report() -> dict[str, Any]:
+    return node("a", cards("a", 2))
+
+
+@pytest.mark.parametrize(
+    "lets_go",
+    [
+        lambda engine: engine.see_node(reporting({}, 2)),
+        lambda engine: engine.see_node(_without_report()),
+        lambda engine: engine.lose_node("a"),
+        lambda engine: engine.lose_pod("p"),
+        lambda engine: engine.keep_pods([], engine.cache.clock() + 1),
+    ],
+    ids=["report", "no report", "node gone", "deleted", "not listed"],
+)
+def test_an_ended_pod_is_free_once_its_manager_has_let_go_and_when_there_is_none(lets_go: Any) -> None:
+    engine, _, shown = reported()
+    engine.see_pod(ended(shown))
+    assert engine.holds("p")
+    lets_go(engine)
+    assert not engine.holds("p") and engine.figures()["ended_pods_held"] == 0
+    engine.see_pod(ended(shown))  # seen again
+    assert not engine.holds("p")
+
+
+def test_a_pod_that_its_manager_does_not_report_is_free_at_its_end() -> None:
+    engine, _ = engine_with(node("a", cards("a", 2)))
+    shown = placed(engine, "p")
+    engine.see_pod(ended(shown))
+    assert not engine.holds("p")
+
+
+def test_a_manager_that_is_dead_holds_no_share_for_ever() -> None:
+    engine, clock, shown = reported()
+    engine.see_pod(ended(shown))
+    clock.now += ENDED_SECONDS - 1
+    engine.expire()
+    assert engine.holds("p")
+    clock.now += 2
+    engine.expire()
+    assert not engine.holds("p") and b"vcuda_extender_ended_unconfirmed_total 1.0" in engine.metrics.render()
+    engine.see_pod(ended(shown))  # as each later change of it: the report is as old as before
+    engine.see_node(reporting(P, 2))
+    assert not engine.holds("p") and free(engine) == 200
+
+
+def test_who_fits_nowhere_else_waits_for_no_report() -> None:
+    """kube-scheduler asks at the pod's end, before the manager has let go, and may not ask again for minutes."""
+    engine, _, shown = reported(1)
+    engine.see_pod(ended(shown))
+    assert engine.filter(pod("q", 30, 1, uid="q"), ["a"]).chosen == "a"
+    assert not engine.holds("p") and engine.overbooked() == []
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_waits_for_the_end_of_a_victim_waits_for_no_report(leaves: bool) -> None:
+    engine, _, shown = reported(1)
+    urgent = pod("u", 100, None, uid="u")
+    urgent["spec"]["priority"] = 10
+    assert engine.filter(urgent, ["a"]).chosen is None
+    assert engine.preempt(urgent, {"a": Victims(("p",))}) == {"a": Victims(("p",))}
+    if leaves:
+        shown = shown | {"metadata": shown["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+        engine.see_pod(shown)
+    engine.see_pod(ended(shown, "Failed"))
+    assert engine.filter(urgent, ["a"]).chosen == "a" and not engine.holds("p")
+
+
+def test_who_fits_neither_so_frees_nothing() -> None:
+    engine, _, shown = reported(1)
+    engine.see_pod(ended(shown))
+    assert engine.filter(pod("large", 200, None, uid="large"), ["a"]).chosen is None
+    assert engine.filter(pod("elsewhere", 30, 1, uid="elsewhere"), ["b"]).chosen is None
+    assert engine.holds("p")
+
+
+def test_no_more_pods_stay_booked_after_their_end_than_a_request_may_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "_MOST_ENDED", 1)
+    engine, _ = engine_with(node("a", cards("a", 2)))
+    shown = [placed(engine, name) for name in "pq"]
+    engine.see_node(reporting({"p": {"GPU-a-0": (100, 40)}, "q": {"GPU-a-1": (100, 40)}}, 2))
+    for one in shown:
+        engine.see_pod(ended(one))
+    assert [engine.holds(name) for name in "pq"] == [False, True]
+
+
+def test_a_gang_waits_for_no_report() -> None:
+    engine, _, shown = reported(1)
+    engine.see_node(node("0", cards("0", 1)))  # the first of equals: of itself it has room for one of two
+    engine.see_pod(ended(shown))
+    member = pod("q", 100, None, uid="q")
+    member["metadata"]["annotations"] = {"tencent.com/vcuda-gang": "g/2"}
+    plan = engine.plan_gang(member, ["0", "a"])
+    assert engine.filter(member, ["0", "a"], plan).chosen is not None and not engine.holds("p")
