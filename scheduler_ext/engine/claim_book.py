@@ -177,8 +177,9 @@ class ClaimBook:
         found = (self._cache.differences.get(node, {}).get(claim.uid) for node in nodes)
         return next((one.text for one in found if one is not None and one.told), None)
 
-    def assumed(self, claim: SeenClaim) -> Assumed | None:
-        return self._assumed.get(claim.uid)
+    def assumed(self, uid: str) -> Assumed | None:
+        """What is assumed for a claim."""
+        return self._assumed.get(uid)
 
     def records(self, claim: SeenClaim) -> Iterator[Record]:
         """What is booked for a claim, by node."""

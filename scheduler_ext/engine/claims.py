@@ -13,7 +13,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -340,12 +340,13 @@ class Claims:
                 yield
                 left, rows = _AT_ONCE, self._rows(names)  # they may be others
             try:
-                open_ = [claim for claim in self._waiting(one) if self._book.assumed(claim) is None]
+                open_ = [claim for claim in self._waiting(one) if self._book.assumed(claim.uid) is None]
                 with self._scores.one_budget(budget):
                     found = not open_ or self._take(one, open_, rows, reserved=True).row is not None
             except InvalidRequest:
                 found = False
             if not found:
+                self._cache.metrics.gangs.labels("refused").inc()
                 for number, claim in enumerate(made, 1):
                     self._book.give_up(claim.uid)
                     if number % (_AT_ONCE // _BOOKED) == 0:
@@ -353,7 +354,16 @@ class Claims:
                 return len(others) - at
             made += open_
             left -= 1 + len(one.claims) + _BOOKED * len(open_)
+        if made:
+            self._cache.metrics.gangs.labels("reserved").inc()
         return 0
+
+    def count_lapsed(self, late: Collection[str]) -> None:
+        """Count the gangs that lose a place with what was assumed for some claims."""
+        reserved = [one.pod_uid for uid in late if (one := self._book.assumed(uid)) is not None and one.reserved]
+        users = [user for uid in reserved if (user := self._users.get(uid)) is not None]
+        gangs = {(user.namespace, user.gang.name) for user in users if user.gang is not None}
+        self._cache.metrics.gangs.labels("lapsed").inc(len(gangs))
 
     # --- what can be asked about it ---
 

@@ -438,6 +438,7 @@ class Engine:
         """
         with self._lock:
             late = self._claim_book.late()
+            self._claims.count_lapsed(late)
         for start in range(0, len(late), _LOST_AT_ONCE):
             with self._lock:
                 for claim in self._claim_book.late(late[start : start + _LOST_AT_ONCE]):

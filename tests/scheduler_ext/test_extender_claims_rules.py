@@ -251,6 +251,31 @@ def test_a_place_of_a_gang_that_lapsed_is_anybodys() -> None:
     assert verdict is not None and verdict.chosen == "a"
 
 
+def test_gangs_of_claims_are_counted_as_those_of_shares() -> None:
+    clock = Clock()
+    engine = engine_with(clock=clock, nodes="a")
+
+    def counted() -> dict[str, float]:
+        lines = engine.metrics.render().decode().splitlines()
+        return {
+            one.split('"')[1]: float(one.split()[-1]) for one in lines if one.startswith("vcuda_extender_gangs_total")
+        }
+
+    for name in "xyz":
+        engine.see_claim(claim(f"c-{name}", ask(cores=100)))
+        engine.see_pod(member(name))
+    refusal(asks(engine, member("x"), "a"))
+    assert counted() == {"refused": 1}
+    for one in node_slices("b"):
+        engine.see_slice(one)
+    engine.see_node(node("b", None))
+    assert all(asks(engine, member(name)).chosen for name in "xy")  # type: ignore[union-attr]
+    assert counted() == {"refused": 1, "reserved": 1}, "with its first member"
+    clock.now += 101
+    engine.expire()
+    assert counted() == {"refused": 1, "reserved": 1, "lapsed": 1}
+
+
 def test_a_gang_keeps_within_the_quota_as_a_whole() -> None:
     engine = engine_with(quotas="- {namespace: default, cores: 250}")
     for name in "xyz":
