@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from scheduler_ext.engine import simulation
 from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
 from scheduler_ext.engine.cache import SchedulerCache
@@ -43,6 +45,7 @@ from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
 
 _COMPARED_AT_ONCE = 64  # nodes for which the lock is held
+_USED_AT_ONCE = 256  # the same, copied for a sum: 5,000 at once take 3 ms
 _JUDGED_AT_ONCE = 32  # nodes
 _LOST_AT_ONCE = 128  # of what a list does not show any more
 _BETWEEN = 0.001  # seconds
@@ -494,13 +497,23 @@ class Engine:
             own = stats.gauges(self.cache.cluster, self.cache.pods) | {"ended_pods_held": len(self.cache.ended)}
             return own | self._claim_book.figures()
 
-    def use(self) -> tuple[float, float]:
-        """The parts of all usable cards that are allocated, and that are free but of no use to typical pods."""
-        with self._lock:
-            view, typical = self.cache.cluster.whole(), self.cache.typical()
-            claimed, its_typical = self._claims.cluster.whole(), self._claims.typical()
-        own, its = stats.use(view, typical), stats.use(claimed, its_typical)
-        return stats.together(own, int(view.usable.sum()), its, int(claimed.usable.sum()))
+    def use(self, rest: float = _BETWEEN) -> tuple[float, float]:
+        """The parts of all usable cards that are allocated, and that are free but of no use to typical pods.
+
+        Summed up a few nodes at a time, with a rest of so many seconds for others.
+        """
+        sums = np.zeros(3)
+        for cluster, typical in (
+            (self.cache.cluster, self.cache.typical),
+            (self._claims.cluster, self._claims.typical),
+        ):
+            for start in range(0, len(cluster), _USED_AT_ONCE):
+                with self._lock:
+                    rows = np.arange(start, min(start + _USED_AT_ONCE, len(cluster)))
+                    view, its = cluster.view(rows), typical()
+                sums += stats.used(view, its)
+                time.sleep(rest)
+        return stats.parts(sums)
 
     def overbooked(self) -> list[str]:
         """Cards on which more is booked than there is; empty unless somebody placed pods past us."""

@@ -229,7 +229,7 @@ class Replay:
         return [self._numbers[number] for number in np.flatnonzero(np.unpackbits(bits)).tolist()]
 
     def _point(self) -> Point:
-        allocated, fragmented = self.engine.use()
+        allocated, fragmented = self.engine.use(rest=0.0)
         return Point(self.outcome.decisions, allocated, fragmented)
 
 

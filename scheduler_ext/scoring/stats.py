@@ -6,7 +6,7 @@ import numpy as np
 
 from scheduler_ext.scoring import placing
 from scheduler_ext.scoring.typical_pods import Typical
-from scheduler_ext.state.cluster import Cluster, View
+from scheduler_ext.state.cluster import Cluster, Floats, View
 from scheduler_ext.state.pods import PodCache, State
 from vcuda.spec.units import CORES_PER_CARD
 
@@ -24,22 +24,24 @@ def gauges(cluster: Cluster, pods: PodCache) -> dict[str, float]:
     }
 
 
-def use(view: View, typical: Typical) -> tuple[float, float]:
-    """The parts of all usable cards that are allocated, and that are free but of no use to the expected typical pod.
+def used(view: View, typical: Typical) -> Floats:
+    """Of some rows: the usable cards, what is free of them, and what of that is of no use to the expected typical pod.
 
-    `view`: of all rows; a copy, for which no lock is needed.
+    `view`: a copy, for which no lock is needed. What several views give may be added.
     """
-    cards = int(view.usable.sum())
-    if not cards:
-        return 0.0, 0.0
-    free = float(np.where(view.usable, view.free_cores, 0).sum()) / CORES_PER_CARD
-    return 1.0 - free / cards, float(placing.fragmentation(view, typical).sum()) / cards
+    free = np.where(view.usable, view.free_cores, 0).sum() / CORES_PER_CARD
+    return np.array((view.usable.sum(), free, placing.fragmentation(view, typical).sum()), np.float64)
 
 
-def together(one: tuple[float, float], cards: int, other: tuple[float, float], its_cards: int) -> tuple[float, float]:
-    """The use of two books as one, each by how many usable cards it has."""
-    both = max(cards + its_cards, 1)
-    return (one[0] * cards + other[0] * its_cards) / both, (one[1] * cards + other[1] * its_cards) / both
+def parts(sums: Floats) -> tuple[float, float]:
+    """The parts of all usable cards that are allocated, and that are free but of no use to the expected typical pod."""
+    cards, free, fragmented = sums.tolist()
+    return (1.0 - free / cards, fragmented / cards) if cards else (0.0, 0.0)
+
+
+def use(view: View, typical: Typical) -> tuple[float, float]:
+    """Those parts, of one view."""
+    return parts(used(view, typical))
 
 
 def overbooked(cluster: Cluster, pods: PodCache) -> list[str]:
