@@ -41,6 +41,7 @@ SHAPES = (
     (5, 10, 1000, 4), (10, 32, 2000, 8), (20, 40, 2000, 8), (25, 80, 4000, 16), (30, 64, 4000, 16), (50, 160, 8000, 32),
     (75, 200, 8000, 32), (100, 0, 10000, 40), (200, 0, 20000, 80), (400, 0, 40000, 160),
 )  # fmt: skip
+_FIRST = 10  # pods that pay for a start: their processor time counts for neither the extender nor the floor
 SHAPE_WEIGHTS = (10, 15, 15, 15, 15, 12, 6, 9, 2, 1)
 
 
@@ -149,7 +150,7 @@ def _floor_ms(names: list[str], sent: int, count: int) -> float:
     """Milliseconds of processor per pod."""
     with _floor() as floor:
         connection, load = floor.connect(), _Load(names, sent, 11)
-        _schedule_some(floor, connection, load, 10)  # the first ones pay for its start
+        _schedule_some(floor, connection, load, _FIRST)
         return _schedule_some(floor, connection, load, count).ms_each()[0]
 
 
@@ -174,7 +175,11 @@ def _measure(
 
     first, connection = _Load(names, sent, 7), running.connect()
     cold = [connection.post("/scheduler/filter", first.body(shape))[0] for shape in SHAPES]
-    scheduled = _schedule_some(running, connection, _Load(names, sent, 11), max(requests // 10, 1))
+    created = _Load(names, sent, 11)
+    _schedule_some(running, connection, created, _FIRST)
+    before = running.feed.writes
+    scheduled = _schedule_some(running, connection, created, max(requests // 10, 1))
+    writes = running.feed.writes - before
     # All bodies are made beforehand: making them costs more than answering them.
     each = requests // connections
     loads = [_Load(names, sent, 1000 * sent + 10 * connections + number) for number in range(connections)]
@@ -193,7 +198,7 @@ def _measure(
     return Row(
         len(names), cards, pods, min(sent, len(names)), connections, len(seconds), 1e3 * seconds[len(seconds) // 2],
         1e3 * seconds[int(0.99 * len(seconds))], 1e3 * seconds[-1], 1e3 * max(cold), len(seconds) / wall, 1e3 * spent / len(seconds),
-        *scheduled.ms_each(), _floor_ms(names, sent, scheduled.bound), refused, _resident_mib(running.pid), scheduled.bound, running.feed.writes,
+        *scheduled.ms_each(), _floor_ms(names, sent, scheduled.bound), refused, _resident_mib(running.pid), scheduled.bound, writes,
         running.feed.lists,
     )  # fmt: skip
 
