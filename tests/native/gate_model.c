@@ -450,7 +450,7 @@ static void process_step(struct model *model, struct process *process)
         process->since_sync = 0;
         if (process->expected_count != 0) /* the helper is woken */
             process->expected[process->expected_head].look_ns = model->now + model->timing.see_ns;
-        vc_lane_waited(&process->lane, process->sync_from_ns, model->now);
+        vc_lane_waited(&process->lane, process->sync_from_ns, model->now, true);
         if (next_stream(model, process->context, 0) < 0)
             vc_gate_idle(process->gate, model->now);
         note_burst(model, process);

@@ -425,10 +425,13 @@ static void test_what_waits_behind_something_else_begins_when_its_mark_is_reache
     vc_lane_elsewhere(&lane, true, &step);
     uint64_t before = usage.gpu_ns;
     lane.unmarked_since_ns = now;
-    vc_lane_waited(&lane, now, now + 50 * MS);
+    vc_lane_waited(&lane, now, now + 50 * MS, true);
     CHECK(usage.gpu_ns == before);
     lane.unmarked_since_ns = now;
-    vc_lane_waited(&lane, now, now + 50 * MS);
+    vc_lane_waited(&lane, now, now + 50 * MS, false); /* what it waited for another thread may have put on its stream, or it was another's */
+    CHECK(usage.gpu_ns == before);
+    lane.unmarked_since_ns = now;
+    vc_lane_waited(&lane, now, now + 50 * MS, true);
     CHECK(usage.gpu_ns > before + 40 * MS);
 }
 

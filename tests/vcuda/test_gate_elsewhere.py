@@ -11,7 +11,8 @@ from tests.support import share
 from vcuda.sim import Machine
 
 # Rounds, what a kernel takes in us, what a callback takes in ms. A copy of 1 MiB takes about 50 us.
-CALLBACKS, COPIES = (12, 2000, 30), (400, 50, 0)
+CALLBACKS, COPIES, LEFT, LATE = (12, 2000, 30), (400, 50, 0), (4, 100, 200), (2, 100, 1500)
+WAITED_FOR = ("function", "callback", "event")
 
 CLIENT = """
 import time
@@ -26,6 +27,8 @@ ok("cuStreamCreate", C.byref(other), 1)
 ok("cuEventCreate", C.byref(event), 2)
 kind, where, rounds, nap = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]) / 1000
 where, _, by = where.partition(" by ")
+where, _, anew = where.partition(" ")
+known, late = bool(anew or "late" in by), "late" in by
 stream, suffix = {"own": (own, ""), "legacy": (None, ""), "thread": (None, "_ptsz")}[where]
 HOST, CALLBACK = C.CFUNCTYPE(None, C.c_void_p), C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_void_p)
 sleeps, called = HOST(lambda _: time.sleep(nap)), CALLBACK(lambda *_: time.sleep(nap))
@@ -46,13 +49,30 @@ def elsewhere():
         ok("cuMemcpyAsync" + suffix, memory, host, count, stream)
     else:
         ok(f"cuMemcpy{kind}Async_v2" + suffix, *copies[kind], count, stream)
+def destroy_a_stream():
+    made = C.c_void_p()
+    ok("cuStreamCreate", C.byref(made), 1)
+    ok("cuStreamDestroy_v2", made)
 def by_other():
     ok("cuCtxSetCurrent", context)
     elsewhere()
+def launch(stream, suffix=""):
+    ok("cuLaunchKernel" + suffix, function, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
 another = ThreadPoolExecutor(1)
+for _ in range(200 if known else 0):
+    launch(other)
+    ok("cuStreamSynchronize", other)
+if late:
+    launch(stream, suffix)
 for _ in range(rounds):
     another.submit(by_other).result() if by else elsewhere()
-    ok("cuLaunchKernel" + suffix, function, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+    if late:
+        time.sleep(0.75 * nap)
+    if anew:
+        destroy_a_stream()
+    launch(stream, suffix)
+    if known:
+        time.sleep(nap)
 elsewhere()
 ok("cuCtxSynchronize")
 answer("done")
@@ -63,11 +83,28 @@ sys.stdin.readline()
 @pytest.mark.parametrize("where", ["own", "legacy", "thread", "own by another", "legacy by another"])
 @pytest.mark.parametrize("kind", ["function", "callback", "event", "HtoD", "DtoH", "unified"])
 def test_what_is_not_the_cards_work_is_not_charged_as_if_it_were(kind: str, where: str, tmp_path: Path) -> None:
+    kernels_ns, charged = kernels_and_charge(kind, where, *(CALLBACKS if kind in WAITED_FOR else COPIES), tmp_path)
+    assert 0.9 * kernels_ns <= charged <= 1.5 * kernels_ns  # what is not the card's takes as long or ten times as long
+
+
+@pytest.mark.parametrize(
+    "where", ["own anew", "legacy anew", "thread anew", "own by another late", "legacy by another late"]
+)
+@pytest.mark.parametrize("kind", WAITED_FOR)
+def test_who_left_a_kernel_behind_a_callback_is_not_charged_for_that(kind: str, where: str, tmp_path: Path) -> None:
+    """Whatever happened between: a stream elsewhere was destroyed (what was known of all of them is dropped), or more than a second passed."""
+    kernels_ns, charged = kernels_and_charge(kind, where, *(LATE if "late" in where else LEFT), tmp_path)
+    assert 0.9 * kernels_ns <= charged <= 3 * kernels_ns
+
+
+def kernels_and_charge(
+    kind: str, where: str, rounds: int, kernel_us: int, nap_ms: int, tmp_path: Path
+) -> tuple[int, int]:
+    """GPU time in ns: what the card's books say of the kernels, and what was charged."""
     machine = Machine.create(tmp_path / "machine")
     container = share.simulated(
         tmp_path / "share", machine, [share.limit(machine, memory_bytes=1 << 30, core_limit=90)]
     )
-    rounds, kernel_us, nap_ms = CALLBACKS if kind in ("function", "callback", "event") else COPIES
     process = container.start(CLIENT, kind, where, str(rounds), str(nap_ms), f"spin_{kernel_us}us")
     kernels_ns, work = 0, rounds * kernel_us * 1000
     try:
@@ -82,7 +119,7 @@ def test_what_is_not_the_cards_work_is_not_charged_as_if_it_were(kind: str, wher
         charged = container.usage().cards[0].gpu_time_ns
     finally:
         process.communicate("\n", timeout=share.SECONDS)
-    assert 0.9 * kernels_ns <= charged <= 1.5 * kernels_ns  # what is not the card's takes as long or ten times as long
+    return kernels_ns, charged
 
 
 ORDER = """

@@ -258,7 +258,7 @@ void vc_lane_launched_before(struct vc_lane *lane, struct vc_estimate *estimate,
     lane->open = false; /* its mark is older than the wait for the gate */
 }
 
-void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns)
+void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns, bool for_its_own)
 {
     uint64_t expected = lane->estimate_ns + lane->used_ns, waited = to_ns - from_ns;
     bool behind = lane->behind;
@@ -269,7 +269,7 @@ void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns)
         return;
     for (unsigned i = 0; i < lane->distinct; i++)
         vc_estimate_doubt(lane->learners[i].estimate);
-    if (waited > expected + CERTAIN_NS && !behind)
+    if (waited > expected + CERTAIN_NS && for_its_own && !behind)
         vc_gate_waited(lane->gate, from_ns + expected, to_ns - CERTAIN_NS / 2);
 }
 

@@ -141,8 +141,9 @@ void vc_lane_idle(struct vc_lane *lane, uint64_t now_ns);
 /* Whether nothing was launched since the mark that opened the interval: what that tells, it tells of all. */
 bool vc_lane_all_marked(const struct vc_lane *lane);
 
-/* The application waited for the card from `from_ns` to `to_ns`: what that says of operations without a mark. */
-void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns);
+/* The application waited for the card from `from_ns` to `to_ns`: what that says of operations without a mark. `for_its_own`: for nothing but the lane's
+ * stream, and nobody has put there what is not the card's work. */
+void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns, bool for_its_own);
 
 /* The driver refused it. */
 void vc_lane_refused(struct vc_lane *lane, const struct vc_lane_step *step);

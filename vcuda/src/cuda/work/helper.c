@@ -281,10 +281,13 @@ static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
     return true;
 }
 
-/* Whether what is not the card's work usually keeps a stream longer than is worth waiting for, or for nobody knows how long. */
+/* Whether what is not the card's work usually keeps a stream longer than is worth waiting for, or for nobody knows how long. Where nobody knows what it is, it
+ * may be the card's. */
 static bool takes_long(const struct vc_mark *behind)
 {
-    uint64_t ns = behind->elsewhere ? vc_estimate_cost(behind->elsewhere) : 0;
+    if (!behind->elsewhere)
+        return false;
+    uint64_t ns = vc_estimate_cost(behind->elsewhere);
     return ns == 0 || ns > VC_ELSEWHERE_NS;
 }
 

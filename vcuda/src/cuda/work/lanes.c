@@ -133,6 +133,7 @@ static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned in
         memset(work->known, 0, sizeof work->known);
     }
     vc_lane_init(&lane->lane, vc_gates_get(card));
+    lane->lane.behind = true; /* until its stream is seen to be idle: what was put there before nobody knows any more */
     lane->context = context;
     lane->stream = stream;
     vc_helper_start();
@@ -192,7 +193,7 @@ void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
         struct vc_stream_lane *lane = work->lanes[i];
         if (lane && (stream ? lane->stream == stream : lane->context == context) &&
             (lane->context == context || !vc_stream_of_context(lane->stream)))
-            vc_lane_waited(&lane->lane, from_ns, now);
+            vc_lane_waited(&lane->lane, from_ns, now, stream && lane->tracker && vc_load_relaxed(&lane->tracker->hosts) == lane->hosted);
     }
 }
 

@@ -19,7 +19,7 @@ struct vc_stream_lane {
     struct vc_mark *open; /* where the interval under way began */
     struct vc_mark *before; /* … and where what is not the card's work began, before it, if that is known */
     struct vc_estimate *elsewhere; /* what such things take on this stream */
-    uint64_t hosted;      /* what others had put there that is not the card's work, by number, at its latest launch */
+    uint64_t hosted;      /* how many things that are not the card's work others had put on streams when it last asked */
     uint64_t left_stamp;  /* of its latest launch that vc_tracker_left noted */
 };
 

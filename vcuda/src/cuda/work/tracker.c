@@ -567,6 +567,16 @@ void vc_trackers_mark_left(CUstream stream)
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+void vc_tracker_mark_left_on(struct vc_tracker *tracker, CUstream stream)
+{
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the thread may be capturing another stream */
+    if (!vc_real.cuStreamQuery)
+        return;
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    mark_left_of(tracker, stream);
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
 /* For so long nothing is launched there without a mark. */
 static const uint64_t HOSTED_NS = 1000000000;
 
@@ -584,8 +594,9 @@ static struct vc_hosted_stream *make_hosted(struct vc_tracker *tracker, CUstream
 {
     struct vc_hosted_stream *oldest = &tracker->hosted[0];
     for (unsigned i = 1; i < VC_STREAMS_HOSTED; i++)
-        if (tracker->hosted[i].latest_ns < oldest->latest_ns)
+        if (tracker->hosted[i].number < oldest->number)
             oldest = &tracker->hosted[i];
+    tracker->hosts_forgotten = oldest->number;
     *oldest = (struct vc_hosted_stream){.stream = stream};
     return oldest;
 }
@@ -599,33 +610,31 @@ void vc_tracker_hosts(struct vc_tracker *tracker, CUstream stream, const void *l
     if (others && !hosted)
         hosted = make_hosted(tracker, stream);
     if (hosted && (others || hosted->launcher != lane)) {
-        hosted->count++;
-        hosted->latest_ns = vc_now_ns();
-        vc_store_relaxed(&tracker->hosted_until_ns, hosted->latest_ns + HOSTED_NS);
+        hosted->number = tracker->hosts + 1;
+        vc_store_relaxed(&tracker->hosted_until_ns, vc_now_ns() + HOSTED_NS);
+        hosted->until_ns = tracker->hosted_until_ns;
+        vc_store_relaxed(&tracker->hosts, hosted->number);
     }
     pthread_mutex_unlock(&tracker->mutex);
-    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the thread may be capturing another stream */
-    if (!others || !left_there || !vc_real.cuStreamQuery)
-        return;
-    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
-    mark_left_of(tracker, stream);
-    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    if (others && left_there)
+        vc_tracker_mark_left_on(tracker, stream);
 }
 
-bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *count)
+bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *known, bool *since)
 {
-    uint64_t now = vc_now_ns();
-    if (VC_LIKELY(now > vc_load_relaxed(&tracker->hosted_until_ns)))
+    uint64_t now = vc_now_ns(), before = *known;
+    *since = false;
+    if (VC_LIKELY(vc_load_relaxed(&tracker->hosts) == before && now > vc_load_relaxed(&tracker->hosted_until_ns)))
         return false;
     pthread_mutex_lock(&tracker->mutex);
     struct vc_hosted_stream *hosted = find_hosted(tracker, stream);
-    bool lately = hosted && now <= hosted->latest_ns + HOSTED_NS;
-    if (lately) {
+    *since = (hosted ? hosted->number : tracker->hosts_forgotten) > before;
+    *known = tracker->hosts;
+    bool lately = hosted && now <= hosted->until_ns;
+    if (hosted)
         hosted->launcher = lane;
-        *count = hosted->count;
-    }
     pthread_mutex_unlock(&tracker->mutex);
-    return lately;
+    return *since || lately;
 }
 
 static void stream_gone(struct vc_tracker *tracker, CUstream stream)

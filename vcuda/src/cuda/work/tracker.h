@@ -75,8 +75,8 @@ struct vc_left_stream {
 struct vc_hosted_stream {
     CUstream stream;
     const void *launcher; /* the lane that launched there last */
-    uint64_t count;       /* of such things */
-    uint64_t latest_ns;
+    uint64_t number;      /* of the latest such thing, of all in the context */
+    uint64_t until_ns;    /* nothing is launched there without a mark */
 };
 
 /* The helper's: that stream was found busy after all should have been done. */
@@ -103,7 +103,9 @@ struct vc_tracker {
     uint64_t launches; /* that were noted in: */
     struct vc_left_stream left[VC_STREAMS_LEFT]; /* places by the stream's handle */
     struct vc_hosted_stream hosted[VC_STREAMS_HOSTED];
-    uint64_t hosted_until_ns; /* one of them lately */
+    uint64_t hosts;           /* such things there were on all of them … */
+    uint64_t hosts_forgotten; /* … up to which one had no place any more */
+    uint64_t hosted_until_ns; /* the latest of them */
     uint64_t looks; /* rounds of the helper through the queue */
     struct vc_under_way *first, **last;
     uint32_t under_way_count;
@@ -161,13 +163,15 @@ bool vc_left_visit(struct vc_tracker *tracker, const struct vc_left_stream *plac
 /* The stream can't be asked any more: what is under way there is marked now, and paid for from when it began or should have been done. Pre: the tracker's
  * context is current. */
 void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream, struct vc_mark *begins);
+/* … of that one, if anything is under way there. */
+void vc_tracker_mark_left_on(struct vc_tracker *tracker, CUstream stream);
 /* … for one that is about to be destroyed, or (NULL) for all, because a capture is about to begin. */
 void vc_trackers_mark_left(CUstream stream);
 /* The calling thread is about to put something on that stream which is not the card's work; `lane`: by which it launches there itself, or NULL. What others have left
  * there is marked behind, and they are told. */
 void vc_tracker_hosts(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t left_stamp);
-/* Whether another thread did so within the last second, before what is launched now by `lane`; `*count` changes with each time. */
-bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *count);
+/* Whether another thread did so within the last second, or since `lane` last launched anything there (`*since`; `*known`: how many such things there were then, and now). */
+bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *known, bool *since);
 
 /* It was destroyed: what was launched there since is charged for as long as anything that nobody can ask about. */
 void vc_trackers_stream_gone(CUstream stream);

@@ -141,21 +141,23 @@ static void note_behind(struct vc_stream_lane *lane)
 }
 
 /* Whether it is still so that nobody can tell when what was launched begins; if it is, the end of what should have been done by now is marked: the card
- * may be idle until the next operation. */
+ * may be idle until the next operation. What other lanes left there lasts no longer than until a new one begins. */
 static void look_behind(struct vc_stream_lane *lane)
 {
     bool done = (lane->open && vc_load_acquire(&lane->open->seen)) || is_done(lane->stream);
+    if (!done && lane->left_stamp == 0 && lane->tracker)
+        vc_tracker_mark_left_on(lane->tracker, lane->stream);
     if (lane->lane.finish_ns <= vc_now_ns())
         pause_lane(lane);
     lane->lane.behind = !done;
 }
 
-/* What comes next on its stream is not the card's work, or was put there behind what this lane launched. */
-static void end_before_elsewhere(struct vc_stream_lane *lane)
+/* What comes next on its stream is not the card's work. `put`: another thread has put it there, and had marked what was left before. */
+static void end_before_elsewhere(struct vc_stream_lane *lane, bool put)
 {
     struct vc_lane_step step;
     struct vc_mark *end = NULL;
-    bool idle = lane->lane.finish_ns + lane->lane.used_ns <= vc_now_ns() && is_done(lane->stream);
+    bool idle = put || (lane->lane.finish_ns + lane->lane.used_ns <= vc_now_ns() && is_done(lane->stream));
     bool marks = !idle && vc_lane_has_unmarked(&lane->lane);
     if (marks)
         end = vc_mark_record(lane->tracker, lane->stream);
@@ -172,7 +174,8 @@ static void end_before_elsewhere(struct vc_stream_lane *lane)
     lane->lane.elsewhere_ns = takes <= VC_ELSEWHERE_NS ? takes : 0;
     if (vc_lane_elsewhere(&lane->lane, idle, &step))
         vc_mark_submit(step.interval.loose ? NULL : lane->open, end, lane->stream, &step);
-    vc_tracker_followed(lane->tracker, lane->stream, lane->left_stamp);
+    if (!put)
+        vc_tracker_followed(lane->tracker, lane->stream, lane->left_stamp);
     vc_mark_release(end);
     vc_mark_release(lane->open);
     lane->open = NULL;
@@ -181,12 +184,11 @@ static void end_before_elsewhere(struct vc_stream_lane *lane)
 /* Another thread puts such things there: then all is marked that this one launches, since nobody knows what lies between. */
 static bool is_hosted(struct vc_stream_lane *lane)
 {
-    uint64_t count;
-    if (!lane->tracker || !vc_tracker_is_hosted(lane->tracker, lane->stream, lane, &count))
+    bool since;
+    if (!lane->tracker || !vc_tracker_is_hosted(lane->tracker, lane->stream, lane, &lane->hosted, &since))
         return false;
-    if (count != lane->hosted)
-        end_before_elsewhere(lane);
-    lane->hosted = count;
+    if (since)
+        end_before_elsewhere(lane, true);
     return true;
 }
 
@@ -396,7 +398,7 @@ void vc_work_elsewhere(CUstream stream)
     if (!lane || !lane->tracker)
         return;
     bool entered = vc_context_enter(lane->context);
-    end_before_elsewhere(lane);
+    end_before_elsewhere(lane, false);
     vc_context_leave(entered);
 }
 
