@@ -11,7 +11,7 @@ from pathlib import Path
 
 from manager.allocate.book import Book
 from manager.allocate.decide import Decider, told_of_visible_devices
-from manager.allocate.find_pod import BUDGET_S, PodFinder
+from manager.allocate.find_pod import BUDGET_S, PODS_TIMEOUT_S, PodFinder
 from manager.allocate.matcher import Candidate, Facts
 from manager.allocations.accounting import of_pod, pod_use, static_pods
 from manager.allocations.record import Allocation, Held
@@ -45,6 +45,9 @@ LEAVING_LOOK_S = 0.05
 # A lock goes to whoever asks first when it is let go: a moment in which those that wait can.
 _BETWEEN_REMOVALS_S = 0.0005
 LEAVING_MARGIN_S = 0.3
+# Kubelet gives a container two seconds at least (kubernetes pkg/kubelet/kuberuntime, minimumGracePeriodInSeconds). A
+# victim that asks for none is out of both servers' lists meanwhile, and its successor is here.
+ENDING_S = 3.5
 NO_ROOM = frozenset(
     {
         errors.Reason.INSUFFICIENT_CORES,
@@ -101,7 +104,8 @@ class Allocator:
     def allocate(self, resource: str, device_ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
         self.book.called()
-        deadline = 0.0
+        deadline, ending_by = 0.0, time.monotonic() + ENDING_S
+        running: set[str] = set()
         listed = self._pod_finder.preferred(resource, device_ids)
         while True:
             with self.book.locked():
@@ -122,18 +126,26 @@ class Allocator:
                 if listed is not None:
                     listed = None  # whoever is refused is by kubelet's list of now
                     continue
-                late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
-                if late or refusal.reason not in NO_ROOM or not self._somebody_leaves(candidate, pods):
+                leaving = self._leaving(candidate, pods) if refusal.reason in NO_ROOM else set()
+                ran, running = running, leaving & self._pod_finder.running()
+                if running or ran:
+                    deadline = time.monotonic() + BUDGET_S
+                until = ending_by if running else deadline - LEAVING_MARGIN_S
+                if not leaving or time.monotonic() + LEAVING_LOOK_S > until:
                     self._pod_finder.refused(candidate.uid)
                     raise Refusal(refusal.reason, f"{candidate.name}: {refusal.message}", (about,))
+            if ran - running:  # the next search for pods that are gone may be half a minute away
+                with contextlib.suppress(Refusal):
+                    self.collect(timeout=PODS_TIMEOUT_S)
             time.sleep(LEAVING_LOOK_S)  # without the lock: whoever frees the cards needs it
 
-    def _somebody_leaves(self, candidate: Candidate, pods: Sequence[Facts]) -> bool:
-        """Whether a placed pod waits for one that kubelet has let go of, of which our watch has not told yet."""
+    def _leaving(self, candidate: Candidate, pods: Sequence[Facts]) -> set[str]:
+        """For whose places a placed pod waits: UIDs of pods that kubelet has let go of and that are still booked."""
         annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
-        listed = {facts.uid for facts in pods}
-        gone = (item for item in self.book.allocations if item.claim is None and item.pod_uid not in listed)
-        return self._names.placement in annotations and any(gone)
+        if self._names.placement not in annotations:
+            return set()
+        booked = {item.pod_uid for item in self.book.allocations if item.claim is None}
+        return booked - {facts.uid for facts in pods}
 
     def _allocate(
         self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Facts]
@@ -473,11 +485,11 @@ class Allocator:
 
     # Garbage.
 
-    def collect(self) -> list[Allocation]:
+    def collect(self, timeout: float = 5.0) -> list[Allocation]:
         """Forget containers whose pods are gone or have ended; return them."""
         if not any(item.claim is None for item in self.book.allocations):
             return []
-        seen = self._pod_finder.presence(self.book.index.static_pods, timeout=5.0)
+        seen = self._pod_finder.presence(self.book.index.static_pods, timeout)
         if seen is None:
             return []
         with self.book.locked():

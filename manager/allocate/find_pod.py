@@ -423,9 +423,13 @@ class PodFinder:
         if self._kubelet is not None and by_kubelet is None:
             by_kubelet = set(static)  # of those the API server knows mirrors only, which anybody may have deleted
         present = (by_kubelet or set()) | (by_api or set())
-        running = set(self._running())
+        running = self.running()
         self._doubt((over & running) | (running - present))
         return Presence(started, frozenset(present | running), frozenset(over - running), by_api is not None)
+
+    def running(self) -> set[str]:
+        """Pods with a share of whose containers the kernel has processes, by UID."""
+        return set(self._running())
 
     def _doubt(self, pods: set[str]) -> None:
         """Statuses are written by whoever may (kubelet's list repeats them); a forced deletion ends no container."""

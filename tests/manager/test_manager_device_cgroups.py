@@ -11,10 +11,12 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,11 +29,13 @@ from manager.cgroups import bpf, pods
 from manager.cgroups.devices import CannotTell, Probed, missing
 from manager.regions.storage import Storage
 from tests.manager import manager_pods
-from tests.manager.manager_pods import container, eventually, pod
+from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_proc import Proc
 from tests.manager.manager_support import Node
 from vcuda import device_access
-from vcuda.spec.placement import CardShare
+from vcuda.sim import Machine
+from vcuda.spec import placement
+from vcuda.spec.placement import CardShare, Placement
 
 NEEDED = {"/dev/nvidiactl": (195, 255), "/dev/nvidia0": (195, 0), "/dev/nvidia-uvm": (237, 0)}
 DEFAULTS = "c 1:3 rwm\nb 7:* m\nc 136:* rwm\n"
@@ -298,6 +302,14 @@ def contained(folder: Path, root: Path) -> subprocess.Popen[bytes]:
     return process
 
 
+def contained_in(node: Node, group: Group, item: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """A process in the container "c" of a pod, with its region."""
+    root = node.directory / "container"
+    (root / "etc/vcuda").mkdir(parents=True)
+    _bind(node.region(item, "c"), root / "etc/vcuda")
+    return contained(group.of_container(item["metadata"]["uid"], "0123"), root)
+
+
 @pytest.mark.parametrize(("version", "driver"), [(1, "cgroupfs"), (2, "cgroupfs"), (2, "systemd")])
 @pytest.mark.parametrize("policy", ["report", "restore"])
 def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(node: Node, group: Group, policy: str) -> None:
@@ -347,10 +359,7 @@ def test_who_may_write_statuses_or_delete_pods_frees_no_share_whose_container_ru
     daemon = node.start(f"--cgroup-root={group.root}", wait=200)
     item = pod("a", container("c", 30, 10))
     node.kubelet.admit(item)
-    root = node.directory / "container"
-    (root / "etc/vcuda").mkdir(parents=True)
-    _bind(node.region(item, "c"), root / "etc/vcuda")
-    process = contained(group.of_container(item["metadata"]["uid"], "0123"), root)
+    process = contained_in(node, group, item)
     try:
         eventually(lambda: daemon.cgroups.watch.looked_at == 1, "the container")
         if said == "ended":
@@ -362,8 +371,36 @@ def test_who_may_write_statuses_or_delete_pods_frees_no_share_whose_container_ru
     finally:
         process.kill()
         process.wait()
-        Storage.remove(root / "etc/vcuda")
+        Storage.remove(node.directory / "container/etc/vcuda")
     eventually(lambda: daemon.allocator.collect() and not node.region(item, "c").exists(), "the end of the share")
+
+
+@pytest.mark.parametrize(("version", "driver"), [(1, "cgroupfs"), (2, "systemd")])
+def test_a_newcomer_waits_for_a_victim_without_a_grace_period_whose_container_still_ends(
+    node: Node, machine: Machine, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preemption: out of both lists at once, and kubelet gives its container two seconds all the same."""
+    monkeypatch.setattr(allocation_module, "ABSENT_GRACE_S", 0.0)
+    daemon = node.start(f"--cgroup-root={group.root}", wait=200)
+    written = placement.encode(Placement({"c": (CardShare(machine.cards[0].uuid, 60, 20),)}))
+    victim, newcomer = (
+        pod(name, container("c", 60, 20), annotations={NAMES.placement: written}) for name in ("low", "high")
+    )
+    node.kubelet.admit(victim)
+    process = contained_in(node, group, victim)
+    try:
+        eventually(lambda: daemon.cgroups.watch.looked_at == 1, "the container")
+        node.kubelet.pods.remove(victim)
+        ending = threading.Timer(2.0, process.kill)
+        ending.start()
+        threading.Thread(target=process.wait, daemon=True).start()  # a zombie would stay in its cgroup
+        node.kubelet.admit(newcomer)
+        ending.join()
+        (only,) = daemon.allocator.allocations
+        assert only.pod_uid == newcomer["metadata"]["uid"]
+    finally:
+        process.kill()
+        Storage.remove(node.directory / "container/etc/vcuda")
 
 
 def may_open(folder: Path, tmp: Path) -> dict[tuple[int, int], bool]:
