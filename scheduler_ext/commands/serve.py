@@ -303,5 +303,6 @@ class _Replica:
             self._reads.shutdown()
         if self._election is not None:
             self._election.release()
+        self._api.client.endpoint.close()
         if self._lost:
             raise LostLease("another replica has taken the lease; this one ends, to start again as a standby")

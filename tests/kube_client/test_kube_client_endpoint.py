@@ -147,6 +147,14 @@ def test_threads_that_call_one_after_another_share_a_connection(counting: Counti
     assert len(counting.connections) == 1
 
 
+def test_who_has_closed_keeps_no_connection_and_may_ask_again(counting: Counting) -> None:
+    for _ in range(2):
+        counting.endpoint.raw("GET", "/", timeout=10)
+        counting.endpoint.close()
+        assert counting.connections[-1].recv(1) == b"", "the server sees its end"
+    assert len(counting.connections) == 2
+
+
 def test_a_kept_connection_that_the_server_has_closed_is_made_anew(counting: Counting) -> None:
     for method in ("GET", "POST", "PATCH", "POST"):
         counting.endpoint.raw(method, "/", timeout=10, body=None if method == "GET" else b"{}")

@@ -39,7 +39,7 @@ class Running:
         claims = options.pop("claims", False)
         gang_wait = options.pop("gang_wait_seconds", 3.0)
         self.engine = Engine(NAMES, **options)
-        self.executor = ThreadPoolExecutor(8)
+        self.api, self.executor = server, ThreadPoolExecutor(8)
         self.binder = Binder(server, self.engine, self.executor, gang_wait_seconds=gang_wait)
         followed = [*feed.handlers(self.engine)]
         if claims:
@@ -100,6 +100,7 @@ class Running:
         self.server.stop()
         self.thread.join(10)
         self.executor.shutdown(wait=False)
+        self.api.client.endpoint.close()
 
 
 @pytest.fixture

@@ -377,6 +377,12 @@ class Endpoint:
             self._tls = None
         return ApiUnreachable(f"no answer from {self.url}: {str(error) or type(error).__name__:.{MOST_SAID}}")
 
+    def close(self) -> None:
+        """Let go of the idle connections; another call would connect again."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._kept.pop().close()
+
     def _idle(self) -> http.client.HTTPConnection | None:
         """A kept connection, still open at the server: a request that it never saw must not count as in doubt."""
         while True:
