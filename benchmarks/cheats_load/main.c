@@ -51,6 +51,7 @@ static const struct pattern patterns[] = {
     PATTERN(new_contexts, 1, 1, 0),
     PATTERN(streams_in_turn, 1, 1, 0),
     PATTERN(bursts_in_turn, 1, 1, 0),
+    PATTERN(long_behind_a_short_one, 1, 1, 0),
     {"threads_48", threads_round, 48, 1, 0},
     PATTERN(polled_by_threads, 8, 1, 0),
     {"processes_2", steady, 1, 2, 0},

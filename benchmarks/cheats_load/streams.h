@@ -53,6 +53,19 @@ static void bursts_in_turn(struct place *place)
     sleep_us(600);
 }
 
+/* The first of each burst is the one that is measured; what the others take is told by their argument. */
+static void long_behind_a_short_one(struct place *place)
+{
+    static handle shorter, longer;
+    if (!shorter) {
+        shorter = launched_by_argument(place, "spin_10us");
+        longer = launched_by_argument(place, "spin_50us");
+    }
+    for (unsigned i = 0; i < 12; i++)
+        launch_by_argument(place, i == 0 ? shorter : longer);
+    sleep_us(700);
+}
+
 static void threads_round(struct place *place)
 {
     for (unsigned i = 0; i < 8; i++)
