@@ -127,7 +127,7 @@ class Allocator:
                     listed = None  # whoever is refused is by kubelet's list of now
                     continue
                 leaving = self._leaving(candidate, pods) if refusal.reason in NO_ROOM else set()
-                ran, running = running, leaving & self._pod_finder.running()
+                ran, running = running, leaving & self._pod_finder.running() if leaving else set()
                 if running or ran:
                     deadline = time.monotonic() + BUDGET_S
                 until = ending_by if running else deadline - LEAVING_MARGIN_S
