@@ -46,8 +46,9 @@ LEAVING_LOOK_S = 0.05
 _BETWEEN_REMOVALS_S = 0.0005
 LEAVING_MARGIN_S = 0.3
 # Kubelet gives a container two seconds at least (kubernetes pkg/kubelet/kuberuntime, minimumGracePeriodInSeconds). A
-# victim that asks for none is out of both servers' lists meanwhile, and its successor is here.
-ENDING_S = 3.5
+# victim that asks for none is out of both servers' lists meanwhile, and its successor is here. A busy runtime takes
+# seconds more; each look asks kubelet for its pods.
+ENDING_S, ENDING_LOOK_S = 8.0, 0.25
 NO_ROOM = frozenset(
     {
         errors.Reason.INSUFFICIENT_CORES,
@@ -137,7 +138,8 @@ class Allocator:
             if ran - running:  # the next search for pods that are gone may be half a minute away
                 with contextlib.suppress(Refusal):
                     self.collect(timeout=PODS_TIMEOUT_S)
-            time.sleep(LEAVING_LOOK_S)  # without the lock: whoever frees the cards needs it
+            # Without the lock: whoever frees the cards needs it.
+            time.sleep(ENDING_LOOK_S if running else LEAVING_LOOK_S)
 
     def _leaving(self, candidate: Candidate, pods: Sequence[Facts]) -> set[str]:
         """For whose places a placed pod waits: UIDs of pods that kubelet has let go of and that are still booked."""

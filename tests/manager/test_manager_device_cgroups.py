@@ -391,7 +391,7 @@ def test_a_newcomer_waits_for_a_victim_without_a_grace_period_whose_container_st
     try:
         eventually(lambda: daemon.cgroups.watch.looked_at == 1, "the container")
         node.kubelet.pods.remove(victim)
-        ending = threading.Timer(2.0, process.kill)
+        ending = threading.Timer(5.0, process.kill)
         ending.start()
         threading.Thread(target=process.wait, daemon=True).start()  # a zombie would stay in its cgroup
         node.kubelet.admit(newcomer)
