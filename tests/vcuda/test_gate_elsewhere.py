@@ -71,8 +71,11 @@ for _ in range(rounds):
     if anew:
         destroy_a_stream()
     launch(stream, suffix)
-    if known:
-        time.sleep(nap)
+    end = time.monotonic() + (nap if known else 0)
+    while time.monotonic() < end:  # who works elsewhere meanwhile is not held up
+        launch(other)
+        ok("cuStreamSynchronize", other)
+        time.sleep(0.001)
 elsewhere()
 ok("cuCtxSynchronize")
 answer("done")
@@ -94,7 +97,7 @@ def test_what_is_not_the_cards_work_is_not_charged_as_if_it_were(kind: str, wher
 def test_who_left_a_kernel_behind_a_callback_is_not_charged_for_that(kind: str, where: str, tmp_path: Path) -> None:
     """Whatever happened between: a stream elsewhere was destroyed (what was known of all of them is dropped), or more than a second passed."""
     kernels_ns, charged = kernels_and_charge(kind, where, *(LATE if "late" in where else LEFT), tmp_path)
-    assert 0.9 * kernels_ns <= charged <= 3 * kernels_ns
+    assert 0.9 * kernels_ns <= charged <= kernels_ns + 150e6  # the callbacks take 800 ms and more
 
 
 def kernels_and_charge(
