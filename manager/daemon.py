@@ -6,14 +6,14 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import vcuda
 from manager.allocate import rebuild
 from manager.allocate.allocator import Allocator
 from manager.allocate.book import Book
-from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
+from manager.allocate.find_pod import PODS_TIMEOUT_S, RECORDS_TIMEOUT_S, PodFinder
 from manager.allocate.resizer import Resizer
 from manager.allocations.accounting import as_pods, static_pods
 from manager.allocations.record import Allocation
@@ -34,6 +34,7 @@ from manager.cards.driver import Driver
 from manager.cards.feed import SnapshotFeed
 from manager.cards.inventory import Inventory
 from manager.cards.seen import SeenCards
+from manager.cgroups import pods as cgroup_pods
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.config.values import DEVICE_PLUGIN, DRA
@@ -44,10 +45,10 @@ from manager.errors import Reason, Refusal, StartError
 from manager.housekeeping import Audits, Cards, Collection, Housekeeper
 from manager.kube import api
 from manager.kube.api import Kube, Pod
-from manager.kube.pods import NodePods
+from manager.kube.pods import NodePods, StaticPods
 from manager.kube.writer import ApiWriter
 from manager.kubelet import pods
-from manager.kubelet.records import PodResources
+from manager.kubelet.records import Entry, PodResources
 from manager.limits.driver_limits import DriverLimits
 from manager.limits.standing import Standing
 from manager.observe import http
@@ -66,6 +67,7 @@ from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
 from vcuda.kube.access import Access
 from vcuda.kube.config import Login
+from vcuda.kube.objects import uid_of
 from vcuda.kube.worker import Worker
 
 # A probe of the driver that takes longer than this beyond its interval is stuck; so is a list that kubelet does not
@@ -413,7 +415,8 @@ class Daemon:
         entries = self.pod_finder.records(answers=True)
         cards = {item.card.uuid: item.card for item in self.inventory.snapshot.cards}
         base = self.settings.virtual_manager_path
-        restored = rebuild.complete(known, entries, pods or (), self._names, base, cards, self._share_cut)
+        gone = self._gone(entries, pods, static_pods(known.values()))
+        restored = rebuild.complete(known, entries, pods or (), self._names, base, cards, self._share_cut, gone)
         if own_view and pods is not None:
             restored = rebuild.with_static(restored, pods)
         restored.update({item.key: item for item in self.claims.restore({uid for uid, _ in restored})})
@@ -427,6 +430,20 @@ class Daemon:
         self.claims.restored()
         if restored:
             log.info("%d containers hold shares", len(restored))
+
+    def _gone(self, entries: Iterable[Entry], pods: Sequence[Pod] | None, static: StaticPods) -> frozenset[str]:
+        """Pods that kubelet's records still name, by UID, of which neither server knows and nothing runs.
+
+        Both are asked only where there are such: a kubelet that has just started lists what it has looked at so far.
+        """
+        if pods is None:
+            return frozenset()
+        unlisted = {entry.pod_uid for entry in entries if entry.pod_uid} - {uid_of(pod) for pod in pods}
+        seen = self.pod_finder.presence(static, timeout=PODS_TIMEOUT_S) if unlisted else None
+        if seen is None or not seen.certain:
+            return frozenset()
+        away = unlisted - seen.present
+        return frozenset(away - cgroup_pods.with_processes(self.settings.cgroup_root, away))
 
     def _share_cut(self, item: Allocation, text: str) -> None:
         message = f"container {item.container}: {text}"

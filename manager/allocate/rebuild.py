@@ -48,11 +48,13 @@ def complete(
     regions_base: Path,
     cards: Mapping[str, Card],
     tell: Tell,
+    gone: Collection[str] = (),
 ) -> dict[Key, Allocation]:
     """`known`, and what kubelet and regions of living pods hold beyond it; what can't be rebuilt is logged, left out.
 
-    Kubelet keeps what ended pods held until it next gives out devices: those stay out. `cards`: this node's now, by
-    UUID. `tell`: called with whose share is smaller than it was, or not booked any more, and how.
+    Kubelet keeps what pods held that have ended or are `gone` (by UID) until it next gives out devices: those stay out.
+    `cards`: this node's now, by UUID. `tell`: called with whose share is smaller than it was, or not booked any more,
+    and how.
     """
     by_uid = {uid_of(pod): pod for pod in pods}
     by_name = uids_by_name(pods)
@@ -72,6 +74,8 @@ def complete(
             # Kubelet's word counts for the devices: it may have saved a call that we did not live to save.
             found[key] = dataclasses.replace(before, held={**before.held, **held})
             continue
+        if key[0] in gone:
+            continue
         allocation, sure = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base, cards)
         if allocation is None:
             log.warning(
@@ -88,7 +92,7 @@ def complete(
         found[key] = allocation
         if not sure:
             unsure.add(key)
-    for key in _with_region(regions_base):
+    for key in with_region(regions_base):
         pod = by_uid.get(key[0])
         request = _request(pod, key[1], names)
         if key in found or pod is None or ended(pod) or request is None:
@@ -203,7 +207,8 @@ def _in_order(found: Mapping[Key, Allocation], pods: Mapping[str, Pod]) -> list[
     return sorted(found, key=lambda key: (pod_places[key[0]], places.get(key, 0)))
 
 
-def _with_region(base: Path) -> list[Key]:
+def with_region(base: Path) -> list[Key]:
+    """The containers that have a region below `base`."""
     return [(path.parent.name, path.name) for path in sorted((base / regions.FOLDER).glob("*/*"))]
 
 

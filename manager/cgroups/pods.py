@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 # Kubelet's names of a pod's group: "pod<uid>" (cgroupfs) and "…-pod<uid with _>.slice" (systemd); a static pod's UID is
@@ -68,6 +68,13 @@ def of_pod(among: Sequence[Path], uid: str) -> list[Path]:
     """
     places = (path for tree in among for path in _places(tree, uid) if POD_GROUP.search(path.rpartition("/")[2]))
     return [Path(path) for path in places if _is_group(path)]
+
+
+def with_processes(root: Path, uids: Iterable[str]) -> frozenset[str]:
+    """Of these pods, by UID, those in whose groups below `root` is a process; none where no hierarchy tells of pods."""
+    found = hierarchy(root)
+    among = trees(found[0]) if found is not None else []
+    return frozenset(uid for uid in uids if any(map(populated, of_pod(among, uid))))
 
 
 def populated(group: Path) -> bool:

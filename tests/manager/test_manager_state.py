@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,38 @@ def test_state_and_regions_lost_together_are_rebuilt_without_the_pods_that_have_
         name: before[name] for name in ("r", "w")
     }
     node.kubelet.start_containers(running)
+
+
+@pytest.mark.parametrize("known_to", ["nobody", "the API server", "the kernel"])
+def test_what_kubelet_remembers_of_a_pod_that_is_gone_is_not_booked_at_a_start(
+    make_node: Callable[..., Node], machine: Machine, tmp_path: Path, known_to: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kubelet's checkpoint keeps it until the next pod is admitted, and the share would be in everybody's way."""
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    groups = tmp_path / "cgroup/devices"
+    groups.mkdir(parents=True)
+    (groups / "devices.list").write_text("a *:* rwm\n")
+    options = ("--allocation-check-period=3600", f"--cgroup-root={groups.parent}")
+    node.start(*options, wait=200)
+    assert node.api is not None
+    stays, item = (pod(name, container("c", 30, 10)) for name in ("stays", "goes"))
+    for each in (stays, item):
+        node.api.put("pods", each)
+        node.kubelet.admit(each)
+    node.kubelet.pods.remove(item)  # its devices are in the checkpoint still
+    node.api.delete(item)
+    eventually(lambda: not node.region(item, "c").exists(), "the deleted pod's region goes")
+    node.stop()
+    if known_to == "the API server":
+        node.api.put("pods", item)
+    elif known_to == "the kernel":
+        folder = groups / f"kubepods/burstable/pod{item['metadata']['uid']}/0123"
+        folder.mkdir(parents=True)
+        (folder / "cgroup.procs").write_text("7\n")
+    node.start(*options, wait=200)
+    # The next search for pods that are gone may have freed it again.
+    assert ("rebuilt from kubelet's records" in caplog.text) == (known_to != "nobody")
 
 
 def test_a_crash_between_region_and_state_leaves_nothing(node: Node) -> None:
