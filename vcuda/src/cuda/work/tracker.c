@@ -596,7 +596,7 @@ static struct vc_hosted_stream *make_hosted(struct vc_tracker *tracker, CUstream
     for (unsigned i = 1; i < VC_STREAMS_HOSTED; i++)
         if (tracker->hosted[i].number < oldest->number)
             oldest = &tracker->hosted[i];
-    tracker->hosts_forgotten = oldest->number;
+    tracker->hosts_forgotten = vc_later(tracker->hosts_forgotten, oldest->number);
     *oldest = (struct vc_hosted_stream){.stream = stream};
     return oldest;
 }

@@ -145,7 +145,7 @@ static void note_behind(struct vc_stream_lane *lane)
 static void look_behind(struct vc_stream_lane *lane)
 {
     bool done = (lane->open && vc_load_acquire(&lane->open->seen)) || is_done(lane->stream);
-    if (!done && lane->left_stamp == 0 && lane->tracker)
+    if (!done && !lane->open && !lane->elsewhere && lane->tracker)
         vc_tracker_mark_left_on(lane->tracker, lane->stream);
     if (lane->lane.finish_ns <= vc_now_ns())
         pause_lane(lane);
