@@ -92,7 +92,7 @@ class Settings:
         "kubernetes: /explain, /cluster and the page at / on --probe-port too, for tokens that Kubernetes allows them",
     )
     assume_seconds: float = option(300.0, _TIME, "how long a decision waits for its Bind")
-    gang_seconds: float = option(120.0, _TIME, "how long the places of an incomplete gang stay reserved")
+    gang_seconds: float = option(120.0, _TIME, "how long what a gang holds that is not bound stays reserved")
     body_mib: int = option(32, number(1, 1024), "largest request body in MiB")
     body_seconds: float = option(10.0, _TIME, "how long a request body may take")
     api_timeout_seconds: float = option(10.0, _TIME, "how long an API call may take")

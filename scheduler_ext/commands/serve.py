@@ -113,6 +113,7 @@ def _engine(settings: Settings, recorder: Recorder | None) -> Engine:
         settings.policy,
         expiry_seconds=settings.assume_seconds,
         gang_seconds=settings.gang_seconds,
+        late_seconds=settings.api_timeout_seconds + _ON_THE_WAY,
         journal=recorder,
     )
 

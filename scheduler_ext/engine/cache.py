@@ -44,7 +44,8 @@ class SchedulerCache:
     """Cluster, pods, scores, typical pods, quotas, gangs, nominations, last decisions, waiting pods and the last hour.
 
     `clock` gives monotonic seconds, `wall_clock` nanoseconds since the epoch. An assumed placement expires
-    `expiry_seconds` after its decision, an incomplete gang's places `gang_seconds` after its first member's.
+    `expiry_seconds` after its decision, what of a gang is not bound `gang_seconds` after its first member's. For
+    `late_seconds` a write that failed may still be carried out.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class SchedulerCache:
         *,
         expiry_seconds: float = 300.0,
         gang_seconds: float = 120.0,
+        late_seconds: float = 11.0,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = time.time_ns,
         journal: Journal | None = None,
     ) -> None:
         self.names, self.policy = names, policy
-        self.expiry_seconds, self.gang_seconds = expiry_seconds, gang_seconds
+        self.expiry_seconds, self.gang_seconds, self.late_seconds = expiry_seconds, gang_seconds, late_seconds
         self.metrics = metrics or Metrics()
         self.clock, self.wall_clock = clock, wall_clock
         self.journal = journal

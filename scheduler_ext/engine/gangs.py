@@ -118,7 +118,11 @@ class GangPlaces:
     ) -> Choice:
         """Chooser.take for a member of a gang; for the first one, places for the others are reserved too."""
         gang = self.join(asked, shape)
-        if gang is None or gang.running(self._cache.pods):
+        if gang is None:
+            return self._chooser.take(asked, shape, names, priority)
+        if gang.running(self._cache.pods):
+            if gang.over or not gang.waiting(self._cache.pods):
+                gang.no_deadline()  # that was the others': this one's place is its own
             return self._chooser.take(asked, shape, names, priority)
         if gang.lapsed and len(gang.members) < gang.size:
             message = f"{gang} has {len(gang.members)} of its {gang.size} pods; nothing is reserved before all exist"
@@ -228,10 +232,10 @@ class GangPlaces:
             return short
         if added:
             self._cache.metrics.gangs.labels("reserved").inc()
+        if gang.until is None or gang.over:
+            gang.until, gang.over = self._cache.clock() + self._cache.gang_seconds, False
         if not gang.places:
-            gang.until, gang.lapsed = None, False
-        elif gang.until is None:
-            gang.until = self._cache.clock() + self._cache.gang_seconds
+            gang.lapsed = False
         return 0
 
     def _wishes(self, gang: Gang, shape: Shape, lacking: int, but: str = "") -> list[Shape]:
@@ -302,27 +306,33 @@ class GangPlaces:
         for place in gang.places:
             self._cache.pods.release(place)
         gang.places.clear()
-        gang.until = None
 
     def lapse(self) -> int:
         """Release the places, and the members not bound yet, of gangs whose deadline has passed.
 
-        Returns how many gangs.
+        A member that is being bound keeps its place; if that fails it is released, too. Returns how many gangs.
         """
-        late = [gang for gang in self._cache.gangs if gang.until is not None and gang.until < self._cache.clock()]
-        for gang in late:
+        cache, lapsed = self._cache, 0
+        for gang in [gang for gang in cache.gangs if gang.until is not None and gang.until < cache.clock()]:
+            # What has failed without a known end may still be carried out for a while.
+            sent = cache.clock() - cache.late_seconds
+            waiting = gang.waiting(cache.pods)
+            late = [record for record in waiting if not (record.attempted and record.since > sent)]
+            if (gang.places or late) and not (gang.over and gang.lapsed):
+                lapsed += 1
+                gang.lapsed = True
+            gang.over = True
             self._dissolve(gang)
-            gang.lapsed = True
-            for uid in gang.placed(self._cache.pods):
-                record = self._cache.pods.get(uid)
-                if record is not None and record.state is State.ASSUMED:
-                    self._cache.pods.release(uid)
-        for uid in self._cache.gangs.unseen(self._cache.clock() - self._cache.expiry_seconds, self._cache.pods):
+            for record in late:
+                cache.pods.release(record.uid)
+            if len(late) == len(waiting) and not gang.being_bound(cache.pods):
+                gang.no_deadline()
+        for uid in cache.gangs.unseen(cache.clock() - cache.expiry_seconds, cache.pods):
             self.lose_member(uid)
-        self._cache.metrics.gangs.labels("lapsed").inc(len(late))
-        return len(late)
+        cache.metrics.gangs.labels("lapsed").inc(lapsed)
+        return lapsed
 
     def in_waiting_gang(self, uid: str) -> bool:
-        """Whether a member's place ends with its gang's deadline rather than on its own."""
+        """Whether a member's place, until it is bound, ends with its gang's deadline rather than on its own."""
         gang = self._cache.gangs.of(uid)
         return gang is not None and gang.until is not None

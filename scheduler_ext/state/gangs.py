@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from scheduler_ext.state.pods import PodCache, State
+from scheduler_ext.state.pods import PodCache, Record, State
 from scheduler_ext.state.shape import Shape
 from vcuda.spec.request import PodRequest
 
@@ -27,7 +27,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GangStatus:
-    """How far a gang is: live pods, those with a node, places reserved for others, seconds until these are given up."""
+    """How far a gang is: live pods, those with a node, places reserved for others, seconds until these are given up.
+
+    `lapsed`: its deadline has passed, and what was not bound was given back.
+    """
 
     name: str
     size: int
@@ -35,19 +38,23 @@ class GangStatus:
     placed: int
     reserved: int
     seconds_left: float | None
+    lapsed: bool
 
     def __str__(self) -> str:
         text = f"gang {self.name}: {self.placed} of {self.size} pods have a place"
-        if self.seconds_left is not None:
+        if self.reserved and self.seconds_left is not None:
             text += f", {self.reserved} more are reserved for {self.seconds_left:.0f} s"
+        if self.lapsed:
+            text += "; its deadline has passed, and what was not bound then was given back"
         return text
 
 
 @dataclass(slots=True)
 class Gang:
-    """`places`: shapes of reserved places by their UID in the pods. `until`: monotonic deadline of all places at once.
+    """`places`: shapes of reserved places by their UID in the pods. `until`: monotonic deadline of what is not bound.
 
-    `lapsed`: the deadline has passed once; nothing is reserved again before all members exist.
+    `over`: it has passed, and what is left may be being written. `lapsed`: it has passed once; nothing is reserved
+    again before all members exist.
     """
 
     namespace: str
@@ -55,6 +62,7 @@ class Gang:
     members: dict[str, Member] = field(default_factory=dict)
     places: dict[str, Shape] = field(default_factory=dict)
     until: float | None = None
+    over: bool = False
     lapsed: bool = False
 
     @property
@@ -75,9 +83,23 @@ class Gang:
             for record in records
         )
 
+    def waiting(self, pods: PodCache) -> list[Record]:
+        """What members hold whose Bind has not begun, or has failed."""
+        records = (pods.get(uid) for uid in self.members)
+        return [record for record in records if record is not None and record.state is State.ASSUMED]
+
+    def being_bound(self, pods: PodCache) -> bool:
+        records = (pods.get(uid) for uid in self.members)
+        return any(record is not None and record.state in (State.BINDING, State.UNCERTAIN) for record in records)
+
+    def no_deadline(self) -> None:
+        self.until, self.over = None, False
+
     def status(self, pods: PodCache, now: float) -> GangStatus:
-        left = None if self.until is None else max(0.0, self.until - now)
-        return GangStatus(self.name, self.size, len(self.members), len(self.placed(pods)), len(self.places), left)
+        left = None if self.until is None or self.over else max(0.0, self.until - now)
+        return GangStatus(
+            self.name, self.size, len(self.members), len(self.placed(pods)), len(self.places), left, self.lapsed
+        )
 
     def __str__(self) -> str:
         return f"gang {self.namespace}/{self.name}"

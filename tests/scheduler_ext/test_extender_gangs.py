@@ -132,7 +132,39 @@ def test_the_deadline_gives_everything_back_at_once() -> None:
     assert None not in [chosen(engine, member(name), "a", "b") for name in ("m1", "m2", "m3")]
 
 
-def test_once_complete_the_deadline_is_over_and_a_replacement_comes_alone() -> None:
+def lapsed(engine: Engine) -> float:
+    """How many gangs have lapsed."""
+    return engine.metrics.gangs.labels("lapsed")._value.get()
+
+
+def test_a_gang_whose_members_have_all_asked_is_given_back_at_its_deadline_too() -> None:
+    """One that was never bound kept all others' places for `--assume-seconds`."""
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300)
+    ones = [member(f"m{number}") for number in range(3)]
+    assert [chosen(engine, one, "a") for one in ones] == ["a"] * 3
+    clock.now += 59
+    engine.expire()
+    assert held(engine) == 3 and lapsed(engine) == 0
+    clock.now += 2
+    engine.expire()
+    assert held(engine) == 0 and lapsed(engine) == 1 and engine.begin_bind("m0", "a") is None
+    found = explain.explanation(engine.evidence(uid="m0"))
+    assert found is not None and "its deadline has passed, and what was not bound then was given" in found["summary"]
+    assert found["gang"]["lapsed"] and found["gang"]["seconds_left"] is None
+    clock.now += 60
+    engine.expire()
+    assert lapsed(engine) == 1, "told once"
+    assert [chosen(engine, one, "a") for one in ones] == ["a"] * 3
+    clock.now += 59
+    engine.expire()
+    assert held(engine) == 3, "a deadline of its own"
+    clock.now += 2
+    engine.expire()
+    assert held(engine) == 0 and lapsed(engine) == 2
+
+
+def test_at_the_deadline_what_is_bound_stays_and_what_is_not_comes_by_itself() -> None:
     clock = Clock()
     engine = engine_with(node("a", cards("a", 4)), clock=clock, gang_seconds=60)
     ones = [member(f"m{number}") for number in range(3)]
@@ -141,12 +173,125 @@ def test_once_complete_the_deadline_is_over_and_a_replacement_comes_alone() -> N
     bind(engine, ones[0], "a")
     clock.now += 100
     engine.expire()
-    bind(engine, ones[1], "a")
-    bind(engine, ones[2], "a")
+    assert held(engine) == 1 and engine.bound_to("m0") == "a" and lapsed(engine) == 1
+    for one in ones[1:]:
+        assert chosen(engine, one, "a") == "a"
+        engine.expire()
+        bind(engine, one, "a")
     engine.lose_pod("m0")
     engine.lose_pod("m1")
     assert chosen(engine, member("new"), "a") == "a" and engine.gang_waits("new") is None
+    clock.now += 100
+    engine.expire()
+    assert held(engine) == 2 and lapsed(engine) == 1, "a replacement waits for its own Bind as any other pod"
     assert engine.figures()["reserved"] == 0
+
+
+def test_a_gang_that_is_bound_at_its_deadline_has_not_lapsed() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60)
+    ones = [member(f"m{number}") for number in range(3)]
+    for one in ones:
+        chosen(engine, one, "a")
+    for one in ones:
+        bind(engine, one, "a")
+    clock.now += 61
+    engine.expire()
+    assert held(engine) == 3 and lapsed(engine) == 0
+    found = explain.explanation(engine.evidence(uid="m0"))
+    assert found is not None and found["summary"] == "is bound on node a; gang train: 3 of 3 pods have a place"
+
+
+def test_a_replacement_just_before_the_deadline_is_not_given_back_with_it() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60)
+    ones = [member(f"m{number}") for number in range(3)]
+    for one in ones:
+        chosen(engine, one, "a")
+    for one in ones:
+        bind(engine, one, "a")
+    engine.lose_pod("m2")
+    clock.now += 59.5
+    assert chosen(engine, member("new"), "a") == "a"
+    clock.now += 1
+    engine.expire()
+    assert held(engine) == 3 and lapsed(engine) == 0
+
+
+@pytest.mark.parametrize("end", ["written", "failed", "unknown, written", "unknown, not written"])
+def test_a_bind_that_is_under_way_at_the_deadline_is_neither_doubled_nor_lost(end: str) -> None:
+    """Its cards are nobody else's before it is known that it is not, and will not be, carried out."""
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300, late_seconds=11)
+    ones = [member(f"m{number}", cores=100) for number in range(3)]
+    for one in ones:
+        assert chosen(engine, one, "a") == "a"
+    write = engine.begin_bind("m0", "a")
+    assert isinstance(write, Write)
+    clock.now += 61
+    engine.expire()
+    assert held(engine) == 1 and lapsed(engine) == 1
+    thieves = [pod(name, 100, uid=name) for name in ("t1", "t2", "t3")]
+    assert [chosen(engine, one, "a") for one in thieves] == ["a", "a", None]
+    if end.startswith("unknown"):
+        engine.end_bind("m0", State.UNCERTAIN)
+        clock.now += 61
+        engine.expire()
+        assert len(engine.uncertain()) == 1
+    if end.endswith(", written") or end == "written":
+        engine.end_bind("m0", State.BOUND)
+        if end == "unknown, written":
+            shown = ones[0] | {"spec": ones[0]["spec"] | {"nodeName": "a"}}
+            annotations = {**shown["metadata"]["annotations"], **write.annotations}
+            engine.see_pod(shown | {"metadata": shown["metadata"] | {"annotations": annotations}})
+        clock.now += 100
+        engine.expire()
+        assert engine.bound_to("m0") == "a" and chosen(engine, thieves[2], "a") is None
+    else:
+        engine.end_bind("m0", State.ASSUMED)
+        engine.expire()
+        assert chosen(engine, thieves[2], "a") is None, "the API server may still carry it out"
+        clock.now += 12
+        engine.expire()
+        assert chosen(engine, thieves[2], "a") == "a"
+    assert lapsed(engine) == 1 and engine.overbooked() == []
+
+
+def test_a_gang_that_lapsed_with_a_bind_under_way_gets_a_new_deadline() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300)
+    ones = [member(f"m{number}") for number in range(3)]
+    for one in ones:
+        assert chosen(engine, one, "a") == "a"
+    assert isinstance(engine.begin_bind("m0", "a"), Write)
+    clock.now += 61
+    engine.expire()
+    assert chosen(engine, ones[1], "a") == "a" and engine.figures()["reserved"] == 1
+    engine.end_bind("m0", State.ASSUMED)
+    clock.now += 59
+    engine.expire()
+    assert held(engine) == 3
+    clock.now += 2
+    engine.expire()
+    assert held(engine) == 0 and lapsed(engine) == 2
+
+
+def test_of_a_gang_all_of_which_were_being_bound_at_the_deadline_one_that_failed_is_given_back() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300)
+    ones = [member(f"m{number}") for number in range(3)]
+    for one in ones:
+        assert chosen(engine, one, "a") == "a"
+    for one in ones:
+        assert isinstance(engine.begin_bind(one["metadata"]["uid"], "a"), Write)
+    clock.now += 61
+    engine.expire()
+    assert held(engine) == 3 and lapsed(engine) == 0
+    for name, outcome in (("m0", State.BOUND), ("m1", State.BOUND), ("m2", State.ASSUMED)):
+        engine.end_bind(name, outcome)
+    clock.now += 12
+    engine.expire()
+    assert held(engine) == 2 and lapsed(engine) == 1
 
 
 def test_filtering_again_keeps_the_place_and_a_lost_member_is_replaced() -> None:
@@ -361,6 +506,7 @@ def test_explain_shows_the_gang() -> None:
     found = explain.explanation(engine.evidence(uid="m1"))
     assert found is not None and found["gang"] == {
         "name": "train", "size": 3, "pods": 1, "placed": 1, "reserved": 2, "seconds_left": 57.0,
+        "lapsed": False,
     }  # fmt: skip
     assert (
         found["summary"] == "is assumed on node a; gang train: 1 of 3 pods have a place, 2 more are reserved for 57 s"
