@@ -6,7 +6,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,14 @@ from vcuda.spec.units import CORES_PER_CARD
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """For which pod a claim is expected to be allocated; `reserved`: a place in a gang, not asked for yet."""
+    """For which pod a claim is expected to be allocated, and until when on our clock.
+
+    `gang`: that is its gang's deadline. `reserved`: a place in one, not asked for yet.
+    """
 
     pod_uid: str
-    since: float
+    until: float
+    gang: bool
     reserved: bool
 
 
@@ -189,8 +193,13 @@ class ClaimBook:
             if record is not None:
                 yield record
 
-    def assume(self, claim: SeenClaim, pod_uid: str, row: int, *, reserved: bool) -> None:
-        """Book the cards that kube-scheduler takes: the first that fit, in the order of the slices."""
+    def assume(
+        self, claim: SeenClaim, pod_uid: str, row: int, *, deadline: float | None = None, reserved: bool = False
+    ) -> None:
+        """Book the cards that kube-scheduler takes: the first that fit, in the order of the slices.
+
+        `deadline`: its gang's, on our clock.
+        """
         node, cards = self.cluster.names[row], self.cluster.cards[row]
         use: dict[str, tuple[int, int]] = {}
         accepted = np.zeros(self.cluster.usable.shape[1], np.bool_)
@@ -207,7 +216,8 @@ class ClaimBook:
             # Of a claim with several requests each sees what those before it have taken.
             self._put(claim.uid, claim, node, use, State.ASSUMED)
         self._no_more_assumed(claim.uid)
-        self._assumed[claim.uid] = Assumed(pod_uid, self._cache.clock(), reserved)
+        until = self._cache.clock() + self._cache.expiry_seconds if deadline is None else deadline
+        self._assumed[claim.uid] = Assumed(pod_uid, until, deadline is not None, reserved)
         self._assumed_for.setdefault(pod_uid, set()).add(claim.uid)
 
     def _no_more_assumed(self, uid: str) -> bool:
@@ -230,14 +240,15 @@ class ClaimBook:
             self.give_up(claim)
 
     def late(self, among: Collection[str] | None = None) -> list[str]:
-        """What kube-scheduler did not allocate after all, and places of gangs that nobody has asked for; by claim."""
-        now, cache = self._cache.clock(), self._cache
-        found = []
-        for claim in list(self._assumed) if among is None else among:
-            one = self._assumed.get(claim)
-            if one is not None and one.since < now - (cache.gang_seconds if one.reserved else cache.expiry_seconds):
-                found.append(claim)
-        return found
+        """What kube-scheduler did not allocate after all, and what gangs hold whose deadline has passed; by claim."""
+        now = self._cache.clock()
+        found = ((claim, self._assumed.get(claim)) for claim in (list(self._assumed) if among is None else among))
+        return [claim for claim, one in found if one is not None and one.until < now]
+
+    def deadline(self, pods: Iterable[str]) -> float | None:
+        """When the gang of some pods gives back what is assumed for it; None where nothing is."""
+        of = (self._assumed[claim] for uid in pods for claim in self._assumed_for.get(uid, ()))
+        return min((one.until for one in of if one.gang), default=None)
 
     def expected(self) -> set[str]:
         """The pods, by UID, for which anything is assumed."""

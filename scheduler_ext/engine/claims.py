@@ -205,7 +205,8 @@ class Claims:
             self.workload.observe(shape)
         if isinstance(others, str):
             return refused(ExtenderReason.GANG_INCOMPLETE, others)
-        choice = self._take(user, waiting, rows, reserved=False)
+        deadline = self._deadline(user, others)
+        choice = self._take(user, waiting, rows, deadline=deadline)
         if choice.row is None:
             several = [one for claim in waiting for one in claim.open_requests]
             if choice.quota:
@@ -228,7 +229,7 @@ class Claims:
             known = f"no card has room as far as claims are known here, and {why} leaves no guess"
             return refused(reason, known + _of_alternatives(several))
         node = self.cluster.names[choice.row]
-        lacking = yield from self._reserve(others, names)
+        lacking = yield from self._reserve(others, names, deadline)
         if lacking:
             for claim in waiting:
                 self._book.give_up(claim.uid)
@@ -276,7 +277,9 @@ class Claims:
         main = self._cache.cluster
         self.cluster.take_over(rows[both], main.free_cpu[there[both]], main.free_memory[there[both]])
 
-    def _take(self, user: _User, waiting: Sequence[SeenClaim], rows: Ints, *, reserved: bool) -> _Choice:
+    def _take(
+        self, user: _User, waiting: Sequence[SeenClaim], rows: Ints, *, deadline: float | None, reserved: bool = False
+    ) -> _Choice:
         """Choose a node for claims of a pod among some rows, and assume them there. Raises InvalidRequest."""
         shape = self._shape(user, waiting)
         for claim in waiting:
@@ -292,7 +295,7 @@ class Claims:
         if row is None:
             return _Choice(None, quota, {} if quota else self._counts(shape, rows[:_EXPLAINED]))
         for claim in waiting:
-            self._book.assume(claim, user.uid, row, reserved=reserved)
+            self._book.assume(claim, user.uid, row, deadline=deadline, reserved=reserved)
         return _Choice(row)
 
     def _counts(self, shape: Shape, rows: Ints) -> dict[AnyReason, int]:
@@ -331,7 +334,16 @@ class Claims:
         ours = [self._book.claim(user.namespace, name) for name in user.claims]
         return not user.unmade and any(ours) and all(one is None or one.given is not None for one in ours)
 
-    def _reserve(self, others: Sequence[_User], names: Sequence[str]) -> Generator[None, None, int]:
+    def _deadline(self, user: _User, others: Sequence[_User]) -> float | None:
+        """When what is assumed for a gang is given back that is not allocated; None for a pod that comes by itself."""
+        if not others:
+            return None
+        known = self._book.deadline([user.uid, *(one.uid for one in others)])
+        return self._cache.clock() + self._cache.gang_seconds if known is None else known
+
+    def _reserve(
+        self, others: Sequence[_User], names: Sequence[str], deadline: float | None
+    ) -> Generator[None, None, int]:
         """Places for the others of a gang, or none new. Returns how many could not be had."""
         made: list[SeenClaim] = []
         budget, rows, left = exact_search.Budget(), self._rows(names), _AT_ONCE
@@ -342,7 +354,7 @@ class Claims:
             try:
                 open_ = [claim for claim in self._waiting(one) if self._book.assumed(claim.uid) is None]
                 with self._scores.one_budget(budget):
-                    found = not open_ or self._take(one, open_, rows, reserved=True).row is not None
+                    found = not open_ or self._take(one, open_, rows, deadline=deadline, reserved=True).row is not None
             except InvalidRequest:
                 found = False
             if not found:
@@ -359,9 +371,9 @@ class Claims:
         return 0
 
     def count_lapsed(self, late: Collection[str]) -> None:
-        """Count the gangs that lose a place with what was assumed for some claims."""
-        reserved = [one.pod_uid for uid in late if (one := self._book.assumed(uid)) is not None and one.reserved]
-        users = [user for uid in reserved if (user := self._users.get(uid)) is not None]
+        """Count the gangs that lose places with what was assumed for some claims."""
+        of_gangs = [one.pod_uid for uid in late if (one := self._book.assumed(uid)) is not None and one.gang]
+        users = [user for uid in of_gangs if (user := self._users.get(uid)) is not None]
         gangs = {(user.namespace, user.gang.name) for user in users if user.gang is not None}
         self._cache.metrics.gangs.labels("lapsed").inc(len(gangs))
 

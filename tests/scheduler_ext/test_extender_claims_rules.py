@@ -213,7 +213,7 @@ def test_the_places_of_a_gang_are_nobody_elses_until_its_deadline() -> None:
     assert refusal(asks(engine, user("other", "other"), "a"))[0] is Reason.INSUFFICIENT_CORES
     clock.now += 101
     engine.expire()
-    assert free(engine, "a") == [0, 100]  # the first one's own place waits for its allocation, as always
+    assert free(engine, "a") == [100, 100], "the first one's own place, too: it is the gang's deadline"
     assert asks(engine, user("other", "other"), "a") is not None
 
 
@@ -251,15 +251,47 @@ def test_a_place_of_a_gang_that_lapsed_is_anybodys() -> None:
     assert verdict is not None and verdict.chosen == "a"
 
 
+def gangs_counted(engine: Engine) -> dict[str, float]:
+    lines = engine.metrics.render().decode().splitlines()
+    return {one.split('"')[1]: float(one.split()[-1]) for one in lines if one.startswith("vcuda_extender_gangs_total")}
+
+
+def test_a_gang_of_claims_whose_members_have_all_asked_has_one_deadline_too() -> None:
+    """Members that asked kept their cards for `--assume-seconds` from then on, each for itself."""
+    clock = Clock()
+    engine = engine_with(clock=clock)
+    for name in "xyz":
+        engine.see_claim(claim(f"c-{name}", ask(cores=100)))
+        engine.see_pod(member(name))
+    for name in "xyz":
+        assert asks(engine, member(name)).chosen  # type: ignore[union-attr]
+        clock.now += 40
+    assert asks(engine, member("x")).chosen, "it was tried again: the deadline stays"  # type: ignore[union-attr]
+    engine.expire()
+    assert gangs_counted(engine) == {"reserved": 1, "lapsed": 1}
+    assert free(engine, "a") + free(engine, "b") == [100] * 4
+    for name in "xyz":
+        assert asks(engine, member(name)).chosen  # type: ignore[union-attr]
+    engine.see_claim(allocated(claim("c-x", ask(cores=100)), ("a", "GPU-a-0", 100, 40)))
+    clock.now += 101
+    engine.expire()
+    assert free(engine, "a") + free(engine, "b") == [0, 100, 100, 100], "what is allocated stays"
+    assert gangs_counted(engine) == {"reserved": 2, "lapsed": 2}
+    assert asks(engine, member("y")).chosen  # type: ignore[union-attr]
+    clock.now += 200
+    engine.expire()
+    assert sorted(free(engine, "a") + free(engine, "b")) == [0, 0, 100, 100], "a gang that runs: its own time"
+    clock.now += 101
+    engine.expire()
+    assert gangs_counted(engine) == {"reserved": 2, "lapsed": 2}
+
+
 def test_gangs_of_claims_are_counted_as_those_of_shares() -> None:
     clock = Clock()
     engine = engine_with(clock=clock, nodes="a")
 
     def counted() -> dict[str, float]:
-        lines = engine.metrics.render().decode().splitlines()
-        return {
-            one.split('"')[1]: float(one.split()[-1]) for one in lines if one.startswith("vcuda_extender_gangs_total")
-        }
+        return gangs_counted(engine)
 
     for name in "xyz":
         engine.see_claim(claim(f"c-{name}", ask(cores=100)))
