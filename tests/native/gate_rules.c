@@ -4,6 +4,7 @@
 #include "gate/bucket.h"
 #include "gate/gate.h"
 #include "gate/lane.h"
+#include "gate/sample.h"
 #include "gate_check.h"
 #include "region/abandoned.h"
 
@@ -985,8 +986,65 @@ static void test_work_that_was_done_within_its_call_is_not_taken_to_be_short(voi
     CHECK(vc_interval_settle(&busy, &interval, false, false).charged_ns == 10 * US);
 }
 
+/* A process whose card works `busy` of each 1000 us, of which `charged` are charged: what samples have added to that after so many seconds. */
+static uint64_t added(unsigned busy, unsigned charged, unsigned seconds, uint64_t others, bool clear)
+{
+    struct vc_samples samples = {0};
+    uint64_t dice = 88172645463325252u, now = T, due = 0, others_ns = 0;
+    int64_t account = 0;
+    while (now < T + seconds * 1000 * MS) {
+        dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
+        uint64_t passed = MS / 2 + dice % MS;
+        now += passed;
+        account += (int64_t)(passed * charged / 1000);
+        others_ns += passed * others / 1000;
+        struct vc_sample sample = {.now_ns = now, .charged_ns = account, .tenants_ns = others_ns, .rate_ppm = charged * 1000, .busy = (dice >> 32) % 1000 < busy, .clear = clear};
+        uint64_t more = vc_samples_add(&samples, &sample);
+        due += more;
+        if (more != 0) { /* all is marked then, and charged */
+            CHECK(samples.all_until_ns > now);
+            account += (int64_t)(samples.all_until_ns - now) * busy / 1000;
+            now = samples.all_until_ns;
+        }
+    }
+    return due;
+}
+
+static void test_samples_find_what_is_not_charged_and_nothing_else(void)
+{
+    for (unsigned busy = 50; busy <= 1000; busy += 50) {
+        CHECK(added(busy, busy, 60, 0, true) == 0);
+        CHECK(added(busy, busy / 2, 60, busy / 2, true) == 0); /* others had half of it */
+    }
+    CHECK(added(800, 10, 60, 0, false) == 0); /* others may have had it */
+    uint64_t due = added(800, 10, 2, 0, true);
+    CHECK(due > 20 * MS && due < 60 * MS); /* before all was marked, for 8 s */
+    due = added(800, 10, 60, 0, true); /* twice as long each time: 8, 16, 32 s */
+    CHECK(due > 60 * MS && due < 200 * MS);
+    CHECK(added(130, 100, 60, 0, true) > 0);
+}
+
+static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
+{
+    start(10, 10, 0);
+    uint64_t now = T;
+    for (unsigned i = 0; i < 200 && gate.all_until_ns == 0; i++, now += 2 * MS) {
+        limits.arbiter_heartbeat_ns = now;
+        vc_gate_sampled(&gate, now, true);
+    }
+    CHECK(gate.all_until_ns > now && (int64_t)usage.gpu_ns > (int64_t)(40 * MS) && gate.own.taken_ns > (int64_t)(40 * MS));
+    start(10, 10, VC_CARD_SHARED); /* somebody else waits: what is busy may be others' */
+    for (unsigned i = 0; i < 200; i++) {
+        lease(T + i * 2 * MS, T + i * 2 * MS + MS, 0);
+        vc_gate_sampled(&gate, T + i * 2 * MS, true);
+    }
+    CHECK(gate.all_until_ns == 0 && usage.gpu_ns == 0);
+}
+
 int main(void)
 {
+    test_samples_find_what_is_not_charged_and_nothing_else();
+    test_what_samples_find_is_charged_and_then_all_is_marked();
     test_work_that_was_done_within_its_call_is_not_taken_to_be_short();
     test_what_is_told_is_what_can_have_been_done();
     test_who_can_not_tell_has_the_share_of_one_of_many();

@@ -41,6 +41,7 @@ _RULES = (
     "gate/gate",
     "gate/busy",
     "gate/settle",
+    "gate/sample",
     "gate/lane",
     "gate/ticks",
     "gate/turn",

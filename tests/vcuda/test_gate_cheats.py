@@ -32,6 +32,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "capture_left_open",
         "new_streams",
         "bursts_in_turn",
+        "long_behind_a_short_one",
         "threads_48",
         "polled_by_threads",
         "copies_peer",

@@ -277,6 +277,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     if (nothing_outstanding || stalled(gate, now_ns))
         gate->progress_ns = now_ns;
     if (nothing_outstanding) {
+        gate->begins++;
         gate->idle_ns = gate->launched_ns;
         gate->gaps_ns = 0;
     }
@@ -588,6 +589,32 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     publish(gate);
     pthread_mutex_unlock(&gate->mutex);
     return settlement;
+}
+
+/* Siblings' part is what they told, where no tenant can write. */
+void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
+{
+    pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    uint64_t told = vc_load_relaxed(&gate->limit->told_ns);
+    bool contended = policy.leased && (policy.lease_end_ns != UINT64_MAX || policy.together);
+    struct vc_sample sample = {
+        .now_ns = now_ns,
+        .charged_ns = gate->own.taken_ns - (int64_t)grown(now_ns, gate->finish_ns),
+        .tenants_ns = vc_load_relaxed(&gate->limit->others_gpu_ns),
+        .siblings_ns = grown(gate->told_ns, told),
+        .rate_ppm = policy.rate_ppm,
+        .launches = vc_load_relaxed(&gate->launches),
+        .begins = gate->begins,
+        .busy = busy,
+        .clear = policy.gated && policy.arbitrated && !contended,
+    };
+    uint64_t due = vc_samples_add(&gate->samples, &sample);
+    if (VC_UNLIKELY(due != 0)) {
+        account(gate, (int64_t)due);
+        vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
+    }
+    pthread_mutex_unlock(&gate->mutex);
 }
 
 void vc_gate_clock_moved(struct vc_gate *gate)

@@ -10,8 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/atomic.h"
+#include "base/clock.h"
 #include "gate/bucket.h"
 #include "gate/estimate.h"
+#include "gate/sample.h"
 #include "gate/settle.h"
 #include "gate/turn.h"
 #include "region/abi.h"
@@ -119,6 +122,10 @@ struct vc_gate {
     uint64_t unwatched_ns; /* what was charged while nobody looked, not yet settled */
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */
     struct vc_busy busy;
+    struct vc_samples samples;
+    uint64_t launches, begins; /* operations, and those of them that found the card idle */
+    bool unsampled;            /* nobody looks, because nothing was launched for a while: whoever launches wakes the helper */
+    uint64_t all_until_ns;    /* until then everything is marked: samples told of work that was not charged */
     const void *latest_lane;  /* whoever passed last … */
     uint64_t beside_until_ns; /* … and until when streams are believed to run beside each other, because another did while that one's was on the card */
     uint32_t waiting_threads;
@@ -197,6 +204,16 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
 
 /* The clock that places intervals was wrong, as is known now: where those lie that were paid for is not known any more. */
 void vc_gate_clock_moved(struct vc_gate *gate);
+
+/* Whether everything is to be marked. */
+static inline bool vc_gate_marks_all(const struct vc_gate *gate)
+{
+    uint64_t until = vc_load_relaxed(&gate->all_until_ns);
+    return VC_UNLIKELY(until != 0) && vc_now_ns() < until;
+}
+
+/* The helper's: at a moment that no program can foresee the card was `busy` with this process's work, or not. */
+void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy);
 
 /* The helper's: whether the process may have work on the card still. Returns when to look again; UINT64_MAX: not by itself. `*opened`: it has
  * where it was thought to rest, so the arbiter has to note as long as it lives. */

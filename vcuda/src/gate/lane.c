@@ -36,6 +36,7 @@ static void publish_launches(struct vc_lane *lane)
         return;
     vc_add_relaxed(&lane->gate->usage->launches, lane->launches);
     vc_add_relaxed(&lane->gate->slot->launches, lane->launches);
+    vc_add_relaxed(&lane->gate->launches, lane->launches);
     lane->launches = 0;
 }
 

@@ -84,8 +84,71 @@ uint64_t vc_gates_rest(void)
     return next;
 }
 
+/* --- samples --- */
+
+/* So long after the last launch nobody looks any more. */
+static const uint64_t SAMPLED_NS = 20000000;
+
+static struct {
+    uint64_t at_ns;  /* when to look; 0: not until something is launched */
+    uint64_t active_ns, launches;
+    bool due, busy;
+} sampling[VC_MAX_PROCESS_CARDS]; /* the helper's own */
+static uint64_t dice;
+
+static uint64_t at_random(uint64_t most_ns)
+{
+    dice ^= dice << 13;
+    dice ^= dice >> 7;
+    dice ^= dice << 17;
+    return dice % most_ns;
+}
+
+void vc_gates_sample_begins(void)
+{
+    uint64_t now = vc_now_ns();
+    if (dice == 0)
+        dice = now | 1;
+    for (int card = 0; card < VC_MAX_PROCESS_CARDS; card++) {
+        sampling[card].due = sampling[card].at_ns != 0 && sampling[card].at_ns <= now;
+        sampling[card].busy = false;
+    }
+}
+
+bool *vc_gates_sample(const struct vc_gate *gate)
+{
+    bool needed = sampling[gate - gates].due && !sampling[gate - gates].busy;
+    return needed ? &sampling[gate - gates].busy : NULL;
+}
+
+uint64_t vc_gates_sample_ends(void)
+{
+    uint64_t next = UINT64_MAX, now = vc_now_ns();
+    for (int card = 0; card < VC_MAX_PROCESS_CARDS; card++) {
+        struct vc_gate *gate = vc_gates_find(card);
+        uint64_t at = sampling[card].at_ns, launches = gate ? vc_load_relaxed(&gate->launches) : 0;
+        if (!gate)
+            continue;
+        if (sampling[card].due)
+            vc_gate_sampled(gate, now, sampling[card].busy);
+        if (launches != sampling[card].launches || (sampling[card].due && sampling[card].busy))
+            sampling[card].active_ns = now;
+        sampling[card].launches = launches;
+        bool active = now < sampling[card].active_ns + SAMPLED_NS;
+        if (at == 0 && active)
+            at = now + at_random(VC_SAMPLE_NS);
+        else if (sampling[card].due)
+            at = active ? now + VC_SAMPLE_NS / 2 + at_random(VC_SAMPLE_NS) : 0;
+        sampling[card].at_ns = at;
+        vc_store_relaxed(&gate->unsampled, at == 0);
+        next = at != 0 && at < next ? at : next;
+    }
+    return next;
+}
+
 void vc_gates_forked(void)
 {
+    memset(sampling, 0, sizeof sampling);
     memset(ready, 0, sizeof ready);
     pthread_mutex_init(&mutex, NULL);
 }

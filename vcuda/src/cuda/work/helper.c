@@ -403,6 +403,24 @@ static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns
     return next;
 }
 
+/* Whether what was launched without a mark is under way, as far as one may ask. Where several launch on a stream, or put there what is not the card's work, all
+ * is marked. */
+static bool left_is_busy(struct vc_tracker *tracker)
+{
+    bool busy = false;
+    for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT && !busy; i++) {
+        struct vc_left_stream left = vc_left_look(tracker, i);
+        bool begun = left.stream && !left.of_several && (!left.begins || reached(left.begins->event));
+        if (begun && vc_left_visit(tracker, &tracker->left[i], left.stamp)) {
+            if (!vc_visit_captures() && !vc_capture_is(left.stream))
+                busy = vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY;
+            vc_visit_end();
+        }
+        vc_mark_release(left.begins);
+    }
+    return busy;
+}
+
 /* Look at everything under way in one context; returns when to look again. */
 static uint64_t work_off(struct vc_tracker *tracker)
 {
@@ -411,6 +429,9 @@ static uint64_t work_off(struct vc_tracker *tracker)
     bool empty = !tracker->first;
     pthread_mutex_unlock(&tracker->mutex);
     vc_real.cuCtxSetCurrent(tracker->context);
+    bool *sample = vc_gates_sample(tracker->gate), busy = sample && left_is_busy(tracker);
+    if (busy)
+        *sample = true;
     uint64_t next = look_at_left_streams(tracker, vc_now_ns());
     if (empty && !tracker->renewing)
         return next;
@@ -449,6 +470,8 @@ static uint64_t work_off(struct vc_tracker *tracker)
             if (!has_begun && !behind_host && waits_since_ns == 0)
                 waits_since_ns = entry->from->times.recording_ns;
             next = poll < next ? poll : next;
+            if (sample && !behind_host)
+                *sample = true;
             uint64_t expected = expected_end(entry);
             bool paid = charge_progress(tracker, entry, now);
             if (behind_host)
@@ -467,8 +490,9 @@ static uint64_t work_off(struct vc_tracker *tracker)
 
 static uint64_t look(void)
 {
-    uint64_t marks = vc_trackers_round(work_off), rest = vc_gates_rest();
-    return marks < rest ? marks : rest;
+    vc_gates_sample_begins();
+    uint64_t marks = vc_trackers_round(work_off), rest = vc_gates_rest(), sample = vc_gates_sample_ends();
+    return vc_earlier(vc_earlier(marks, rest), sample);
 }
 
 bool vc_helper_stand_in(uint64_t *next_ns)

@@ -202,7 +202,7 @@ static bool begin_here(struct vc_work *work)
         return true;
     }
     /* What is left there nobody could ask about; a thread's own stream only the thread can. */
-    lane->lane.mark_all = vc_visit_captures() || work->stream == CU_STREAM_PER_THREAD || is_hosted(lane);
+    lane->lane.mark_all = vc_visit_captures() || work->stream == CU_STREAM_PER_THREAD || is_hosted(lane) || vc_gate_marks_all(lane->lane.gate);
     if (VC_UNLIKELY(lane->lane.behind))
         look_behind(lane);
     wait_for_go(work);
@@ -342,6 +342,10 @@ static void end_here(struct vc_work *work)
         return;
     }
     vc_lane_launched(&lane->lane, work->estimate, &work->answer, &work->step);
+    if (VC_UNLIKELY(vc_load_relaxed(&lane->lane.gate->unsampled))) {
+        vc_store_relaxed(&lane->lane.gate->unsampled, false);
+        vc_bell_expect(vc_now_ns());
+    }
     leave(work);
     if (!work->step.mark_after)
         return;

@@ -1,0 +1,39 @@
+/* Whether what was charged is what the card did, by samples: at moments that no program can foresee somebody looks whether it works for this process.
+ *
+ * What is charged between two marks follows from estimates; a program that shows short operations where it is measured and launches long ones where it is not is
+ * found out by this alone. Arithmetic only.
+ */
+#ifndef VC_SAMPLE_H
+#define VC_SAMPLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What is known at one moment. */
+struct vc_sample {
+    uint64_t now_ns;
+    int64_t charged_ns;  /* for what should have been done by now */
+    uint64_t tenants_ns;  /* what other tenants had of the card while this process had work on it, ever */
+    uint64_t siblings_ns; /* what the container's other processes had of it, whenever */
+    uint64_t rate_ppm;    /* the limit, of a card's time */
+    uint64_t launches, begins; /* that there were, and those of them that found the card idle */
+    bool busy;           /* the card has work of this process */
+    bool clear;          /* nobody else's work may be what it is busy with */
+};
+
+struct vc_samples {
+    struct vc_sample before;
+    int64_t unpaid_ns;    /* by how much what was seen exceeds what was charged */
+    uint64_t all_until_ns; /* until then everything is marked, because it did by too much */
+    uint64_t all_for_ns;   /* … and for how long */
+};
+
+enum {
+    VC_SAMPLE_NS = 1000000, /* between two of them, on average */
+    VC_SAMPLE_LAUNCH_NS = 2000, VC_SAMPLE_BEGIN_NS = 6000, /* a stream is not idle from the call on, while its kernel is on its way to the card */
+};
+
+/* One more of them. Returns what has to be charged; then everything is to be marked until `all_until_ns`. */
+uint64_t vc_samples_add(struct vc_samples *samples, const struct vc_sample *sample);
+
+#endif
