@@ -178,6 +178,9 @@ def chart(system: System, packaged: Chart) -> Iterator[Chart]:
         yield packaged
     finally:
         system.delete_all()
-        packaged.uninstall()
-        system.lab.call("restart-scheduler", SCHED_CONFIG="", EXTENDER_YAML="")
-        system.start()
+        try:
+            packaged.wait_free()
+        finally:
+            packaged.uninstall()
+            system.lab.call("restart-scheduler", SCHED_CONFIG="", EXTENDER_YAML="")
+            system.start()

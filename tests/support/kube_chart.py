@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kube_system import STRATEGY, System
+from kube_system import STRATEGY, System, mounts_below
 from kubelab import eventually
 
 from deploy import manifests
@@ -160,6 +160,12 @@ class Chart:
     def _ended(self, name: str) -> str:
         phase = self.system.lab.kubectl("get", "pod", "-n", NAMESPACE, name, "-o", "jsonpath={.status.phase}").strip()
         return phase if phase in ("Succeeded", "Failed") else ""
+
+    def wait_free(self) -> None:
+        """Until its daemon, if there is one, has let go of all pods that are gone: nobody does once it is gone, too."""
+        if self._text:
+            folder = self.system.folder / "pods"
+            eventually("no region of the chart's daemon is left mounted", lambda: not mounts_below(folder), 60)
 
     def uninstall(self) -> None:
         """What `helm uninstall` deletes; pods with a share are nobody's business here."""
