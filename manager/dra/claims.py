@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from manager.allocate.allocator import ENDING_LOOK_S, ENDING_S, NO_ROOM
 from manager.allocate.claims import Claims
 from manager.allocate.find_pod import Presence
 from manager.allocations.accounting import AllocationView, by_pod
@@ -37,6 +39,8 @@ from vcuda.spec.names import Names
 READ_TIMEOUT_S = 5.0
 # Kubelet unprepares by itself, after containers have ended; only what it has lost is collected.
 ABSENT_GRACE_S = 60.0
+# Claims that wait at once for the room of others whose containers still end; each has a thread of the server.
+MOST_WAITING = 24
 # A claim's UID names files of ours.
 TellPod = Callable[[str, str, str, Refusal], None]  # namespace, name and UID of a pod
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
@@ -70,6 +74,7 @@ class Preparer:
         self._tell = tell
         self._absent_since: dict[str, float] = {}  # by claim UID
         self._told: dict[str, str] = {}  # by pod UID, what is wrong with it
+        self._waiting = threading.BoundedSemaphore(MOST_WAITING)
 
     def prepare(self, namespace: str, name: str, uid: str, until: float) -> list[api.Device]:
         """What kubelet is to give the containers that name the claim.
@@ -253,8 +258,43 @@ class Preparer:
         requests = shares_of(claim, self._settings().node_name, self._cards(claim))
         self._check_held(claim, requests)
         self._release_namesakes(claim)
-        items = {item.container: item for item in self._claims.book(claim, requests)}
+        items = {item.container: item for item in self._book(claim, requests, until)}
         return _devices(claim, items, self._claims.specs.device_id)
+
+    def _book(self, claim: AllocatedClaim, requests: Sequence[RequestShares], until: float) -> tuple[Allocation, ...]:
+        """Book it, and wait where its room is that of pods that are gone and whose containers still end.
+
+        A pod that is deleted without a grace period loses its claim at once, and kube-scheduler gives the room to the
+        next one; kubelet lets go of it when the containers have ended, and tries a refused one again after a minute.
+        Raises Refusal.
+        """
+        until = min(until, time.monotonic() + ENDING_S)
+        while True:
+            try:
+                return self._claims.book(claim, requests)
+            except Refusal as refusal:
+                if refusal.reason not in NO_ROOM or not self._is_ending(claim, requests):
+                    raise
+                if time.monotonic() + ENDING_LOOK_S > until or not self._waiting.acquire(blocking=False):
+                    raise
+            try:
+                time.sleep(ENDING_LOOK_S)
+            finally:
+                self._waiting.release()
+
+    def _is_ending(self, claim: AllocatedClaim, requests: Sequence[RequestShares]) -> bool:
+        """Whether a claim is in the way that kubelet has yet to let go of: the watch knows none of its pods."""
+        pods = self._pods()
+        if pods is None:
+            return False
+        here, cards = {uid_of(pod) for pod in pods}, {share.uuid for one in requests for share in one.shares}
+        return any(
+            item.claim is not None
+            and item.pod_uid != claim.uid
+            and not cards.isdisjoint(share.uuid for share in item.shares)
+            and not any(uid in here for _, uid in item.pods)
+            for item in self._view.allocations
+        )
 
     def _cards(self, claim: AllocatedClaim) -> dict[str, Card]:
         """By their devices' names, those that claims get, and those that this one has from before."""

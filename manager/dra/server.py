@@ -14,6 +14,7 @@ import grpc
 
 from manager.cards.feed import SnapshotFeed
 from manager.cards.inventory import Snapshot
+from manager.dra.claims import MOST_WAITING
 from manager.dra.relay import NoAnswer, Relay
 from manager.errors import Refusal
 from manager.process.logs import Conditions
@@ -34,7 +35,7 @@ SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 _V1 = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 _V1BETA1 = "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
 _MOST_STREAMS = 4
-THREADS = 8 + _MOST_STREAMS
+THREADS = 8 + MOST_WAITING + _MOST_STREAMS
 _STREAM_CHECK_S = 1.0
 _REPEAT_S = 10.0  # kubelet takes a device of which it has not heard for 30 s as one of unknown health
 _LONGEST_MESSAGE = 1024

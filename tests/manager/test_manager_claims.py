@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,8 @@ def test_deleted_between_prepare_and_start(claims: ClaimNode) -> None:
 
 
 def test_allocated_beyond_a_cards_capacity(claims: ClaimNode) -> None:
+    assert claims.node.api is not None
+    claims.node.api.put("pods", pod("p", container("c", 0), uid="uid-p"))
     driver = claims.start()
     first, second = claim("a", result(claims.cards[0], cores=60)), claim("b", result(claims.cards[0], cores=50))
     third = claim("c", result(claims.cards[0], cores=1, memory="6Gi"))
@@ -170,6 +174,50 @@ def test_allocated_beyond_a_cards_capacity(claims: ClaimNode) -> None:
     said = error_of(claims, second)
     assert "InsufficientCores" in said and "40" in said and "default/a/gpu" in said
     assert "InsufficientMemory" in error_of(claims, third)
+
+
+@pytest.mark.parametrize("newcomers", [1, 24])
+def test_a_newcomer_waits_for_a_claim_whose_pod_is_gone_and_whose_container_still_ends(
+    claims: ClaimNode, newcomers: int
+) -> None:
+    """A pod without a grace period loses its claim at once; kubelet lets go of it seconds later, while others wait."""
+    api = claims.node.api
+    assert api is not None
+    before = pod("before", container("c", 0), uid="uid-before")
+    api.put("pods", before)
+    driver = claims.start()
+    old = claim("old", result(claims.cards[0], cores=90), pods=("before",))
+    new = [
+        claim(f"new-{number}", result(claims.cards[0], cores=90 // newcomers, memory="256Mi"), pods=(f"p{number}",))
+        for number in range(newcomers)
+    ]
+    claims.put(old, *new)
+    assert driver.prepare(old)[uid_of(old)].devices
+    api.delete(before)
+    api.remove("resourceclaims", "default/old")
+    daemon = claims.node.daemon
+    assert daemon is not None
+    eventually(lambda: daemon._known_pods() == [], "the watch")
+    with ThreadPoolExecutor(newcomers) as pool:
+        calls = [pool.submit(driver.prepare, item) for item in new]
+        if newcomers == 1:  # it waits: as many as there are would not say so in the same moment
+            time.sleep(1.0)
+            assert not calls[0].done() and booked(claims)[0] == (90, 10), "the old one's container may run"
+        assert not driver.unprepare(old)[uid_of(old)].error
+        answers = [call.result()[uid_of(item)] for call, item in zip(calls, new, strict=True)]
+    assert [answer.error for answer in answers] == [""] * newcomers
+    assert booked(claims)[0] == (90 // newcomers * newcomers, newcomers)
+
+
+def test_a_newcomer_is_refused_where_the_other_one_never_ends(
+    claims: ClaimNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manager.dra.claims.ENDING_S", 0.5)
+    driver = claims.start()
+    old, new = (claim(name, result(claims.cards[0], cores=60), pods=(name,)) for name in ("old", "new"))
+    claims.put(old, new)
+    assert driver.prepare(old)[uid_of(old)].devices
+    assert "InsufficientCores" in error_of(claims, new)
 
 
 def test_twice_on_one_card_by_one_claim_beyond_its_capacity(claims: ClaimNode) -> None:
