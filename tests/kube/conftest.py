@@ -77,7 +77,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         for outcome in ("passed", "failed", "error", "skipped")
     }
     parts = [item.nodeid for item in reporter.stats.get("deselected", ())]
-    files = kube_matrix.counts(names, parts)
+    files = kube_matrix.counts(names, parts, [item.nodeid for item in session.items])
     if files:
         row = kube_matrix.Row(*cluster, files, datetime.date.today().isoformat())
         kube_matrix.update(Path(page), row)

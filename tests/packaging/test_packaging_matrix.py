@@ -49,6 +49,8 @@ def test_a_file_that_ran_in_part_is_not_counted() -> None:
         "skipped": [],
     }
     assert counts(run, ["a/test_kube_shares.py::test_c"]) == {"bursts": Counts(1)}
+    chosen = [*run["passed"], "a/test_kube_shares.py::test_that_an_interrupted_run_has_not_come_to"]
+    assert counts(run, (), chosen) == {"bursts": Counts(1)}
 
 
 def test_the_page_has_the_table() -> None:

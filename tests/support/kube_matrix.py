@@ -43,12 +43,16 @@ class Row:
         return [self.kubernetes, self.runtime, self.cgroup, self.injection, told, self.day]
 
 
-def counts(outcomes: Mapping[str, Sequence[str]], left_out: Sequence[str] = ()) -> dict[str, Counts]:
+def counts(
+    outcomes: Mapping[str, Sequence[str]], left_out: Sequence[str] = (), chosen: Sequence[str] = ()
+) -> dict[str, Counts]:
     """By file, from the names of the tests (`folder/test_kube_x.py::test_y`) by outcome: passed, failed, error, skipped.
 
-    A file of which some tests were left out (`-k`) is not counted: what an earlier run said of all of it stays.
+    A file of which some tests were left out (`-k`), or `chosen` and not come to when the run was interrupted, is not
+    counted: what an earlier run said of all of it stays.
     """
-    files = {_file(name) for names in outcomes.values() for name in names} - set(map(_file, left_out))
+    told = {name for names in outcomes.values() for name in names}
+    files = set(map(_file, told)) - set(map(_file, [*left_out, *({*chosen} - told)]))
     found = {}
     for file in files:
         by = {outcome: {name for name in names if _file(name) == file} for outcome, names in outcomes.items()}
