@@ -1018,10 +1018,32 @@ static void test_samples_find_what_is_not_charged_and_nothing_else(void)
     }
     CHECK(added(800, 10, 60, 0, false) == 0); /* others may have had it */
     uint64_t due = added(800, 10, 2, 0, true);
-    CHECK(due > 20 * MS && due < 60 * MS); /* before all was marked, for 8 s */
-    due = added(800, 10, 60, 0, true); /* twice as long each time: 8, 16, 32 s */
-    CHECK(due > 60 * MS && due < 200 * MS);
+    CHECK(due > 20 * MS && due < 60 * MS); /* before all was marked, for 2 s */
+    due = added(800, 10, 60, 0, true); /* twice as long each time: 2, 4, 8, 16, 32 s */
+    CHECK(due > 100 * MS && due < 300 * MS);
     CHECK(added(130, 100, 60, 0, true) > 0);
+}
+
+/* Each launch of 10 us of work is `way` ns on its way to the card, one every 25 us. */
+static unsigned times_marked(uint64_t way, unsigned seconds)
+{
+    struct vc_samples samples = {0};
+    uint64_t dice = 88172645463325252u, now = T;
+    unsigned times = 0;
+    while (now < T + seconds * 1000 * MS) {
+        dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
+        now += MS / 2 + dice % MS;
+        struct vc_sample sample = {.now_ns = now, .charged_ns = (int64_t)(now * 10 / 25), .launches = now / (25 * US), .rate_ppm = 500000, .clear = true};
+        sample.busy = (dice >> 32) % (25 * US) < 10 * US + way;
+        times += vc_samples_add(&samples, &sample) != 0;
+    }
+    return times;
+}
+
+static void test_samples_learn_how_long_launches_are_on_their_way(void)
+{
+    CHECK(times_marked(0, 60) == 0 && times_marked(4200, 60) == 0);
+    CHECK(times_marked(10 * US, 60) == 1 && times_marked(14 * US, 60) == 1);
 }
 
 static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
@@ -1044,6 +1066,7 @@ static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
 int main(void)
 {
     test_samples_find_what_is_not_charged_and_nothing_else();
+    test_samples_learn_how_long_launches_are_on_their_way();
     test_what_samples_find_is_charged_and_then_all_is_marked();
     test_work_that_was_done_within_its_call_is_not_taken_to_be_short();
     test_what_is_told_is_what_can_have_been_done();

@@ -25,12 +25,15 @@ struct vc_samples {
     struct vc_sample before;
     int64_t unpaid_ns;    /* by how much what was seen exceeds what was charged */
     uint64_t all_until_ns; /* until then everything is marked, because it did by too much */
-    uint64_t all_for_ns;   /* … and for how long */
+    uint64_t all_for_ns;   /* … and for how long; by how much what was seen exceeded what was charged then: */
+    int64_t excess_ns;
+    uint64_t all_launches, all_samples;
+    uint64_t launch_ns;    /* a launch is so long on its way to the card, as far as that told; 0: it did not yet */
 };
 
 enum {
     VC_SAMPLE_NS = 1000000, /* between two of them, on average */
-    VC_SAMPLE_LAUNCH_NS = 2000, VC_SAMPLE_BEGIN_NS = 6000, /* a stream is not idle from the call on, while its kernel is on its way to the card */
+    VC_SAMPLE_LAUNCH_NS = 2000, VC_SAMPLE_BEGIN_NS = 6000, /* a stream is not idle from the call on, while its kernel is on its way to the card: at least */
 };
 
 /* One more of them. Returns what has to be charged; then everything is to be marked until `all_until_ns`. */
