@@ -30,6 +30,7 @@ from manager.regions import storage
 from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
 from vcuda.kube.errors import KubeError
+from vcuda.printable import printable
 
 _TIMEOUT_S = 3.0
 _LOOK_S = 30.0
@@ -85,7 +86,7 @@ def look(arguments: Sequence[str]) -> bytes:
 def text(checks: list[Check]) -> str:
     """A line per check: verdict, what was looked at, details."""
     width = max(len(check.what) for check in checks)
-    return "".join(f"{check.verdict:4}  {check.what:{width}}  {check.details}\n" for check in checks)
+    return "".join(f"{check.verdict:4}  {check.what:{width}}  {printable(check.details)}\n" for check in checks)
 
 
 def as_json(checks: list[Check]) -> str:

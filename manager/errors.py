@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from vcuda.printable import told
 from vcuda.spec.errors import SpecError
 
 
@@ -40,9 +41,9 @@ class Refusal(Exception):
     """
 
     def __init__(self, reason: str, message: str, pods: tuple[tuple[str, str, str], ...] = ()) -> None:
-        super().__init__(message)
+        self.message = told(message)
+        super().__init__(self.message)
         self.reason = str(reason)
-        self.message = message
         self.pods = pods
 
     def __str__(self) -> str:

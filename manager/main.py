@@ -24,6 +24,7 @@ with needed("gpu-manager", "node"):
     from manager.errors import StartError
     from manager.process import instance_lock
     from vcuda import logs
+    from vcuda.printable import printable_lines
     from vcuda.settings import describe
 
 _FILES = 16384
@@ -51,7 +52,7 @@ def main() -> int:
     try:
         parsed = reader.parse(sys.argv[1 + examine :], os.environ)
     except StartError as error:
-        print(f"gpu-manager: {error}", file=sys.stderr)
+        print(f"gpu-manager: {printable_lines(str(error))}", file=sys.stderr)
         return 2
     if parsed is None:
         print(f"gpu-manager {vcuda.__version__}")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vcuda.printable import printable
+from vcuda.printable import told
 
 FORMATS = ("text", "json")
 FORMAT_HELP = "one line of text or one JSON object per message, with the fields of docs/names.md"
@@ -30,6 +30,9 @@ FIELDS = {
 _PLAIN = re.compile(r"[\w.:/,@%+-]+", re.ASCII)
 _FORGED = re.compile(rf"\b({'|'.join(FIELDS)})=")
 _ATTRIBUTE = "vcuda_fields"
+_MOST_MESSAGE = 8192  # characters, as a field's: a collector may take no longer line
+_MOST_FIELD = 1024
+_MOST_LINES = 200  # of a traceback
 
 
 def fields(known: Mapping[str, object] | None = None, /, **more: object) -> dict[str, Any]:
@@ -38,7 +41,11 @@ def fields(known: Mapping[str, object] | None = None, /, **more: object) -> dict
     unknown = found.keys() - FIELDS.keys()
     if unknown:
         raise TypeError(f"no field of log lines: {', '.join(sorted(unknown))}")
-    return {_ATTRIBUTE: {name: str(found[name]) for name in FIELDS if found.get(name)}}
+    return {_ATTRIBUTE: {name: _cut(str(found[name]), _MOST_FIELD) for name in FIELDS if found.get(name)}}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def of(record: logging.LogRecord) -> Mapping[str, str]:
@@ -52,14 +59,14 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s:")
 
     def format(self, record: logging.LogRecord) -> str:
-        words = [_FORGED.sub(r"\1\\x3d", printable(record.getMessage()))]
+        words = [_FORGED.sub(r"\1\\x3d", told(record.getMessage(), _MOST_MESSAGE))]
         for name, value in of(record).items():
             words.append(f"{name}={value if _PLAIN.fullmatch(value) else json.dumps(value)}")
         record.asctime = self.formatTime(record)
         line = f"{self.formatMessage(record)} {' '.join(words)}"
         if record.exc_info:
             shown = self.formatException(record.exc_info).splitlines()
-            line += "".join(f"\n    {printable(each)}" for each in shown)
+            line += "".join(f"\n    {told(each, _MOST_MESSAGE)}" for each in shown[-_MOST_LINES:])
         return line
 
 
@@ -69,11 +76,12 @@ class _Json(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _cut(record.getMessage(), _MOST_MESSAGE),
             **of(record),
         }
         if record.exc_info:
-            row["exception"] = self.formatException(record.exc_info)
+            shown = self.formatException(record.exc_info).splitlines()
+            row["exception"] = "\n".join(_cut(each, _MOST_MESSAGE) for each in shown[-_MOST_LINES:])
         return json.dumps(row)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from scheduler_ext.commands import fetch
 from scheduler_ext.lab import replay
 from scheduler_ext.planning import defrag
+from vcuda.printable import printable
 
 
 def _moves(text: str) -> int:
@@ -72,5 +73,5 @@ def run(options: argparse.Namespace) -> int:
         json.dump(data, sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(lines(data)))
+        print("\n".join(map(printable, lines(data))))
     return 0

@@ -9,6 +9,7 @@ import urllib.parse
 
 from scheduler_ext.commands import fetch
 from vcuda.kubectl import explanation
+from vcuda.printable import printable
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,5 +27,5 @@ def run(options: argparse.Namespace) -> int:
         json.dump(data, sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(explanation.lines(data)))
+        print("\n".join(map(printable, explanation.lines(data))))
     return 0

@@ -22,6 +22,7 @@ from scheduler_ext.lab.trace import TraceError
 from scheduler_ext.sync.api import ApiServer
 from vcuda import logs
 from vcuda.kube.errors import NoConfiguration
+from vcuda.printable import printable_lines
 from vcuda.settings import InvalidSettings, add_options
 
 _COMMANDS = ("serve", "webhook", "explain", "simulate", "defrag")
@@ -89,10 +90,10 @@ def run(words: list[str]) -> int:
     except InvalidSettings as error:
         parsers[options.command].error(str(error))
     except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError, RecordingError, NoPlot) as error:
-        print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
+        print(f"gpu-scheduler-extender: {printable_lines(str(error))}", file=sys.stderr)
         return 2
     except (CannotFetch, serve.LostLease) as error:
-        print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
+        print(f"gpu-scheduler-extender: {printable_lines(str(error))}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         if options.command in ("serve", "webhook"):

@@ -11,6 +11,7 @@ from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, AnyReason, ExtenderReason
 from scheduler_ext.state.pods import State
+from vcuda.printable import told
 from vcuda.spec import placement
 
 _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
@@ -24,7 +25,7 @@ class Refused:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.reason}: {self.message}"
+        return f"{self.reason}: {told(self.message)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.shape import Shape
 from vcuda.kube.objects import ended
+from vcuda.printable import printable
 from vcuda.quoted import quoted
 from vcuda.spec import request
 from vcuda.spec.claims import asks_as_extended
@@ -233,9 +234,9 @@ class Claims:
         if lacking:
             for claim in waiting:
                 self._book.give_up(claim.uid)
-            gang = user.gang.name if user.gang is not None else ""
+            gang = printable(f"{namespace}/{user.gang.name if user.gang is not None else ''}")
             size = len(others) + 1
-            message = f"gang {namespace}/{gang} needs {size} places at once, {size - lacking} are there now"
+            message = f"gang {gang} needs {size} places at once, {size - lacking} are there now"
             return refused(ExtenderReason.GANG_DOES_NOT_FIT, message)
         self._cache.decisions.add(decision(node=node))
         return Verdict(node)
@@ -317,7 +318,7 @@ class Claims:
         }
         if any(self._has_all(one) for one in members.values()):
             return []  # all had a place once
-        called = f"gang {user.namespace}/{gang.name}"
+        called = f"gang {printable(f'{user.namespace}/{gang.name}')}"
         size = max(one.gang.size for one in members.values() if one.gang is not None)
         if len(members) < size:
             return f"{called} has {len(members)} of its {size} pods with claims; none passes before all exist"

@@ -20,6 +20,7 @@ from scheduler_ext.state.cluster import Cluster, Ints, Usage
 from scheduler_ext.state.gangs import Gang
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape
+from vcuda.printable import printable
 from vcuda.spec.request import PodRequest
 
 _LARGE = 16  # places that are looked for without the lock
@@ -264,10 +265,10 @@ class GangPlaces:
         return self._put_place(gang, shape, Place(row, scores.use_of(cluster, table, row)), priority)
 
     def _put_place(self, gang: Gang, shape: Shape, place: Place, priority: int) -> str:
-        uid = self._cache.gangs.new_place(gang, shape)
+        uid, node = self._cache.gangs.new_place(gang, shape), self._cache.cluster.names[place.row]
         self._cache.pods.put(
             Record(
-                uid, gang.namespace, f"{gang.name} (reserved)", self._cache.cluster.names[place.row], place.usage,
+                uid, gang.namespace, f"{printable(gang.name)} (reserved)", node, place.usage,
                 State.RESERVED, self._cache.clock(), priority=priority,
             )
         )  # fmt: skip

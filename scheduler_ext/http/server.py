@@ -22,6 +22,7 @@ import uvloop
 
 from scheduler_ext.http.certificate import ServerCertificate
 from vcuda.kube.access import TOKEN_HEADER
+from vcuda.printable import told
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Later(Generic[_T]):
 
 def error(status: int, message: str, *, close: bool = False) -> Answer:
     """An answer whose body is {"Error": message}, as kube-scheduler expects it."""
-    return Answer(status, orjson.dumps({"Error": message}), close=close)
+    return Answer(status, orjson.dumps({"Error": told(message)}), close=close)
 
 
 class Application(Protocol):

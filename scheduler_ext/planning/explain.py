@@ -16,10 +16,12 @@ from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.pods import ENDED_SECONDS, State
+from vcuda.printable import told
 from vcuda.spec.errors import Reason
 from vcuda.spec.request import PodRequest
 
 _MOST_NAMES = 5
+_MOST_SUMMARY = 8192  # characters: what many pods are named in, or many claims
 _UNHEALTHY = CODE_OF[Reason.UNHEALTHY_CARD]
 
 
@@ -37,7 +39,7 @@ def _asked(asked: PodRequest) -> list[dict[str, Any]]:
 def _decision(one: Decision) -> dict[str, Any]:
     data: dict[str, Any] = {"at": _when(one.at_ns), "candidates": one.candidates, "node": one.node}
     if one.refusal is not None:
-        data |= {"reason": str(one.refusal[0]), "message": one.refusal[1]}
+        data |= {"reason": str(one.refusal[0]), "message": told(one.refusal[1])}
     if one.asked is not None and one.shape is not None:
         shape = one.shape
         data |= {
@@ -55,7 +57,7 @@ def _decision(one: Decision) -> dict[str, Any]:
 
 
 def _remedy(one: Remedy) -> dict[str, Any]:
-    data: dict[str, Any] = {"text": one.text, "node": one.node}
+    data: dict[str, Any] = {"text": told(one.text, _MOST_SUMMARY), "node": one.node}
     if len(one.less) == 1:
         data |= {"container": one.less[0][0], "less": dict(one.less[0][1])}
     elif one.less:
@@ -69,7 +71,7 @@ def _remedy(one: Remedy) -> dict[str, Any]:
 
 def _claim(one: ClaimStatus) -> dict[str, Any]:
     more = {"problem": one.problem, "difference": one.difference}
-    said = {key: text for key, text in more.items() if text}
+    said = {key: told(text) for key, text in more.items() if text}
     return {"name": one.name, "state": one.state, "node": one.node, "cards": _cards(one.cards)} | said
 
 
@@ -128,7 +130,7 @@ def _unhealthy(candidates: CandidateNodes, codes: Ints) -> list[dict[str, str]]:
         for card in candidates.cards[position]:
             if card.why:
                 found.setdefault(card.why, candidates.nodes[position])
-    return [{"why": why, "node": node} for why, node in list(found.items())[:_MOST_NAMES]]
+    return [{"why": told(why), "node": node} for why, node in list(found.items())[:_MOST_NAMES]]
 
 
 def explanation(evidence: Evidence) -> dict[str, Any] | None:
@@ -155,7 +157,7 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
                 f"not, where a pod fits nowhere else, and after {ENDED_SECONDS:g} s"
             )
         if evidence.difference is not None:
-            found["difference"] = evidence.difference
+            found["difference"] = told(evidence.difference)
             found["summary"] += f"; {evidence.difference}"
     elif decisions:
         identity = (decisions[0].uid, decisions[0].namespace, decisions[0].name)
@@ -173,5 +175,6 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
         found["waits_for"] = list(evidence.waits_for)
     if evidence.candidates is not None:
         evidence.candidates.let_go()
+    found["summary"] = told(found["summary"], _MOST_SUMMARY)
     pod = dict(zip(("uid", "namespace", "name"), identity, strict=True))
     return {"pod": pod} | found | {"decisions": [_decision(one) for one in decisions]}

@@ -18,6 +18,7 @@ from scheduler_ext.state.gangs import PLACE
 from scheduler_ext.state.history import Look
 from scheduler_ext.state.pods import PodCache, State
 from scheduler_ext.state.waiting import WaitingPod
+from vcuda.printable import told
 from vcuda.spec.errors import Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.units import BLOCK_BYTES
@@ -158,7 +159,7 @@ def _shares(line: NodeLine, kinds: _Numbers) -> str:
 
 
 def _waiting(one: Waiting) -> dict[str, Any]:
-    pod, why = one.pod, _why(one)[:_LONGEST]
+    pod, why = one.pod, told(_why(one), _LONGEST)
     return {"namespace": pod.namespace, "name": pod.name, "created": pod.created, "asks": pod.asks, "why": why}
 
 

@@ -14,6 +14,7 @@ import orjson
 
 from scheduler_ext.protocol.extender_v1 import BadInput
 from vcuda.kube import nesting
+from vcuda.printable import told
 from vcuda.quoted import quoted
 
 API_VERSION = "admission.k8s.io/v1"
@@ -88,7 +89,7 @@ def allowed(uid: str, patch: Sequence[Patch], warnings: Sequence[str]) -> bytes:
     if patch:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
     if warnings:
-        response["warnings"] = [warning[:_WARNING_LENGTH] for warning in warnings]
+        response["warnings"] = [told(warning, _WARNING_LENGTH) for warning in warnings]
     return _answer(response)
 
 
@@ -98,7 +99,7 @@ def refused(uid: str, reason: str, message: str) -> bytes:
         "status": "Failure",
         "code": _FORBIDDEN,
         "reason": "Forbidden",
-        "message": f"{reason}: {message}",
+        "message": f"{reason}: {told(message)}",
     }
     return _answer({"uid": uid, "allowed": False, "status": status})
 

@@ -17,6 +17,7 @@ from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES, UNRESOLVABL
 from vcuda.kube import nesting
 from vcuda.kube.errors import BadName
 from vcuda.kube.objects import checked
+from vcuda.printable import told
 
 MAX_PRIORITY = 10  # MaxExtenderPriority
 EXPLAINED_NODES = 100  # a success with more candidates does not list those that were not chosen: nobody reads them
@@ -34,6 +35,9 @@ _BINDING = re.compile(
 
 class BadInput(Exception):
     """A request can't be understood; the message names the field and what is wrong. Nothing was done."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(told(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,20 +240,20 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
     hopeless: dict[str, str] = {}
     if verdict.refusal is not None:
         (failed if verdict.curable else hopeless).update(
-            dict.fromkeys(args.names, f"{verdict.refusal[0]}: {verdict.refusal[1]}")
+            dict.fromkeys(args.names, f"{verdict.refusal[0]}: {told(verdict.refusal[1])}")
         )
     elif verdict.codes is not None:
         labels = _LABELS
         if verdict.quota and verdict.chosen is None:
             labels = _LABELS.copy()
-            labels[CODE_OF[ExtenderReason.QUOTA_EXCEEDED]] += f": {verdict.quota}"
+            labels[CODE_OF[ExtenderReason.QUOTA_EXCEEDED]] += f": {told(verdict.quota)}"
         if UNRESOLVABLE.isdisjoint(verdict.codes):
             failed = dict(zip(args.names, map(labels.__getitem__, verdict.codes), strict=True))
         else:
             for name, code in zip(args.names, verdict.codes, strict=True):
                 (hopeless if code in UNRESOLVABLE else failed)[name] = labels[code]
             for name, why in verdict.whys.items():
-                hopeless[name] += f": {why}"
+                hopeless[name] += f": {told(why)}"
         if verdict.chosen is not None:
             failed.pop(verdict.chosen, None)
     return _result(args, verdict.passed if verdict.chosen is None else [verdict.chosen], failed, hopeless)
@@ -257,7 +261,7 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
 
 def simulated(args: ExtenderArgs, reasons: Mapping[str, str]) -> bytes:
     """ExtenderFilterResult with all nodes that fit: those without a reason."""
-    failed = {name: reason for name, reason in reasons.items() if reason}
+    failed = {name: told(reason) for name, reason in reasons.items() if reason}
     return _result(args, [name for name in args.names if name not in failed], failed, {})
 
 

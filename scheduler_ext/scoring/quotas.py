@@ -14,6 +14,7 @@ from scheduler_ext.scoring import placing
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
 from scheduler_ext.state.pods import PodCache, Record
+from vcuda.printable import told
 from vcuda.quoted import quoted
 from vcuda.spec.units import CORES_PER_CARD
 
@@ -28,6 +29,9 @@ _Key = tuple[str, int]  # namespace and position
 
 class InvalidQuotas(ValueError):
     """The ConfigMap can't be understood; the message names the entry."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(told(message))
 
 
 @dataclass(frozen=True)

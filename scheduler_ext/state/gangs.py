@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler_ext.state.pods import PodCache, Record, State
 from scheduler_ext.state.shape import Shape
+from vcuda.printable import printable
 from vcuda.spec.request import PodRequest
 
 PLACE = "gang:"  # how the UID of a reserved place begins; a pod's never does
@@ -41,7 +42,7 @@ class GangStatus:
     lapsed: bool
 
     def __str__(self) -> str:
-        text = f"gang {self.name}: {self.placed} of {self.size} pods have a place"
+        text = f"gang {printable(self.name)}: {self.placed} of {self.size} pods have a place"
         if self.reserved and self.seconds_left is not None:
             text += f", {self.reserved} more are reserved for {self.seconds_left:.0f} s"
         if self.lapsed:
@@ -102,7 +103,7 @@ class Gang:
         )
 
     def __str__(self) -> str:
-        return f"gang {self.namespace}/{self.name}"
+        return f"gang {printable(f'{self.namespace}/{self.name}')}"
 
 
 class Gangs:

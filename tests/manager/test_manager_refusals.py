@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from manager import doctor
 from manager.allocate import allocator as allocation_module
 from manager.allocate import book as book_module
 from manager.allocate.allocator import Allocator
@@ -201,3 +202,11 @@ def test_ids_that_kubelet_insists_on_are_taken_whatever_their_card() -> None:
     chosen = device_ids.prefer(offered, [f"{other}-0", f"{placed}-1"], 4, {"GPU-0": 3})
     assert chosen == [f"{other}-0", f"{placed}-1", f"{placed}-0", f"{placed}-2"]
     assert device_ids.prefer(offered, [], 4, {"GPU-0": 4}) is None  # kubelet offers three of that card
+
+
+def test_what_others_wrote_is_told_in_one_clean_line() -> None:
+    """A refusal becomes the pod's message and an event; the doctor's lines stand on a terminal."""
+    hostile = "\x1b[2J\r\nall well\u202e" * 1000
+    lines = [str(Refusal("Busy", hostile)), *doctor.text([doctor.Check("x", doctor.Verdict.OK, hostile)]).splitlines()]
+    assert len(lines) == 2 and len(lines[0]) < 1100
+    assert all(char.isprintable() for line in lines for char in line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vcuda.printable import told
+
 MOST_SAID = 200  # characters of what a server says: it goes into a log's line
 
 
@@ -10,17 +12,21 @@ class KubeError(Exception):
 
     status: int | None = None
 
+    def __init__(self, message: str = "") -> None:
+        """`message` may quote a server: a proxy's page is of any length and form."""
+        super().__init__(told(message))
+
 
 class ApiError(KubeError):
     """The server answered with an error, so nothing that was asked for was done.
 
-    `message` may be of any length and form: it is told in one line, of MOST_SAID characters at most.
+    `message` is told in one line, of MOST_SAID characters at most.
     """
 
     status: int
 
     def __init__(self, status: int, message: str, who: str = "the API server") -> None:
-        super().__init__(f"{who} answered {status}: {' '.join(message.split())[:MOST_SAID]}")
+        super().__init__(f"{who} answered {status}: {told(' '.join(message.split()), MOST_SAID)}")
         self.status = status
 
 

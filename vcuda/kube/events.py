@@ -18,6 +18,7 @@ from typing import Any
 from vcuda.kube.client import MERGE, Client
 from vcuda.kube.errors import ApiError
 from vcuda.kube.objects import path
+from vcuda.printable import told
 
 _MOST_MESSAGE = 1024
 BETWEEN_REPEATS_S = 10.0  # one event is written no oftener
@@ -70,8 +71,8 @@ class Correlator:
 
     def note(self, about: Mapping[str, str], kind: str, reason: str, message: str, times: int = 1) -> Said:
         """It is said, `times` times. `about`: kind, namespace, name, uid of the object; `kind`: Normal or Warning."""
+        message = told(message, _MOST_MESSAGE)
         words = _NUMBER.sub("#", message) if kind == "Warning" else message
-        words = words[:_MOST_MESSAGE]
         with self._lock:
             series = " ".join((about.get("uid", ""), about.get("namespace", ""), about.get("name", ""), kind, reason))
             classes = self._series.setdefault(series, {})

@@ -10,6 +10,7 @@ from typing import Any
 from vcuda.kubectl import output
 from vcuda.kubectl.cluster import Cluster
 from vcuda.kubectl.errors import PluginError
+from vcuda.printable import printable
 from vcuda.spec import placement, request, resize
 from vcuda.spec.errors import SpecError
 from vcuda.spec.units import BLOCK_BYTES, format_bytes
@@ -126,7 +127,8 @@ def _say(told: dict[str, Any], options: argparse.Namespace) -> None:
         for name, shares in told["shares"].items():
             for one in shares:
                 size = format_bytes(one["memory_blocks"] * BLOCK_BYTES)
-                print(f"{told['pod']}/{name}: {one['cores']} cores, {size} of card {one['card']}")
+                text = f"{told['pod']}/{name}: {one['cores']} cores, {size} of card {one['card']}"
+                print(printable(text))
         return
     if options.timeout <= 0:
         print(f"{told['pod']}: asked for {told['asked']}; `kubectl vcuda explain {told['pod']}` says what became of it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from vcuda.printable import told
 from vcuda.quoted import quoted
 
 
@@ -33,6 +34,7 @@ class SpecError(Exception):
     """Base of all refusals: `reason` for programs, `str(error)` for people."""
 
     def __init__(self, reason: Reason, message: str) -> None:
+        message = told(message)
         super().__init__(reason, message)  # what pickle hands back to this constructor
         self.reason = reason
         self.message = message
