@@ -40,7 +40,7 @@ _AT_ONCE = 4  # bodies of the largest size in memory at once
 _LATE_AT_ONCE = 32
 _LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
 _END_SECONDS = 5.0  # that answers under way have at the end
-_MOST_WAITING = 8  # requests that a client may send ahead of their answers
+_MOST_WAITING = 8  # requests that wait for those before them: what a client sends further ahead is not read yet
 _UNREAD_SECONDS = 30.0  # that a client may take before it reads more of an answer
 _BODILESS = ("GET", "HEAD")
 
@@ -175,7 +175,7 @@ class _Room:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection. One request is answered at a time, in the order in which they came.
+    """One connection. One request is answered at a time, in the order in which they came; so is what can't be read.
 
     Buffered: else uvloop makes 256 KiB for each TLS record, which the kernel maps, clears and takes away again.
     """
@@ -197,6 +197,10 @@ class Connection(asyncio.BufferedProtocol):
         self._raw_head = b""  # of the request that it reads, where the whole head came at once
         self._left = 0  # bytes that lack of the body of one that it need not read
         self._full = False  # the peer does not read what was said
+        self._ahead = False  # the peer has sent too many requests ahead
+        self._reads = True  # the transport gives what comes
+        self._deaf = False  # nothing more is taken in: the connection is closed, or will be with the last answer
+        self._last: Answer | None = None  # that one, which those before it come first
         self.until = 0.0  # the monotonic time when `late` is called
 
     # --- the transport's side ---
@@ -208,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
         self._expect_head(_SILENT_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
-        self._closed = True
+        self._closed = self._deaf = True
         self._server.connections.discard(self)
         self._give_room()
         if isinstance(self._task, asyncio.Task):
@@ -218,19 +222,27 @@ class Connection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._closed:
+        if self._deaf:
             return
         self._head_bytes += nbytes
         data = self._buffer[:nbytes]
         try:
-            while data and not self._closed:
+            while data and not self._deaf:
                 data = self._known(data) if self._between or self._left else self._parsed(data)
         except httptools.HttpParserError as problem:
             self._end(error(400, f"this is not an HTTP/1.1 request: {problem}"[:200], close=True))
-            return
         if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
             self._end(error(431, f"the head has more than {_MOST_HEAD_BYTES} bytes", close=True))
+        if self._ahead:
+            self._pace()
         self._go_on()
+
+    def _pace(self) -> None:
+        """Read on, or do not, as things are now."""
+        reads = not (self._full or self._ahead or self._waits or self._deaf)
+        if reads != self._reads and not self._closed:
+            self._reads = reads
+            self._transport.resume_reading() if reads else self._transport.pause_reading()
 
     def _known(self, data: memoryview) -> memoryview:
         """Take in a request whose head has come before, byte for byte, as kube-scheduler's do; what is left.
@@ -248,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
             if len(data) >= end + known.size and not self._waits:
                 return self._take_whole(known, data, end)
             self._begin_request()
-            if self._closed:
+            if self._deaf:
                 return data[:0]
             self._method, self._path, self._query, self._size, self._gzip = known
             self._keep = True
@@ -287,22 +299,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._full = True
-        self._transport.pause_reading()
+        self._pace()
         self.until = time.monotonic() + _UNREAD_SECONDS
 
     def resume_writing(self) -> None:
         self._full = False
         if self._closed:
             return
-        if not self._waits:
-            self._transport.resume_reading()
+        self._pace()
         self.until = time.monotonic() + _IDLE_SECONDS
         self._go_on()
 
     # --- the parser's side ---
 
     def on_message_begin(self) -> None:
-        if self._closed:
+        if self._deaf:
             raise ConnectionAbortedError("the rest of the packet is nobody's")
         self._between = False
         self._begin_request()
@@ -336,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
             self._gzip = b"gzip" in value
 
     def on_headers_complete(self) -> None:
-        if self._closed:
+        if self._deaf:
             return
         path, _, query = self._url.partition(b"?")
         self._path = path.decode("latin-1") if b"%" not in path else urllib.parse.unquote(path)
@@ -364,17 +375,16 @@ class Connection(asyncio.BufferedProtocol):
             self._expect_body()
         else:
             self._held, self._waits = 0, True
-            self._transport.pause_reading()
+            self._pace()
             self.until = time.monotonic() + _ROOM_SECONDS
 
     def has_room(self) -> bool:
         """Told that its turn has come; whether it still wants the room."""
-        if self._closed or not self._waits:
+        if self._deaf or not self._waits:
             return False
         self._waits = False
         self._held = self._most if self._size is None else self._size
-        if not self._full:
-            self._transport.resume_reading()
+        self._pace()
         self._expect_body()
         if self._complete:
             asyncio.get_running_loop().call_soon(self._complete_late)
@@ -382,6 +392,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _complete_late(self) -> None:
         self._take_request()
+        self._pace()
         self._go_on()
 
     def _too_long(self, size: int | None) -> Answer:
@@ -395,7 +406,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        if self._closed:
+        if self._deaf:
             return
         self._received += len(body)
         if self._received > self._most:
@@ -406,7 +417,7 @@ class Connection(asyncio.BufferedProtocol):
     def on_message_complete(self) -> None:
         self._between = self._keep = self._parser.should_keep_alive()
         head, self._raw_head = self._raw_head, b""
-        plain = self._keep and not (self._closed or self._continues or self._token or self._method in _BODILESS)
+        plain = self._keep and not (self._deaf or self._continues or self._token or self._method in _BODILESS)
         if plain and self._size and self._received == self._size and _ends_once(head):
             if len(self._server.heads) >= _MOST_KNOWN:
                 self._server.heads.clear()
@@ -416,7 +427,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take_request(self) -> None:
         self._complete = True
-        if self._closed or self._waits:
+        if self._deaf or self._waits:
             return
         self._give_room()
         chunks, self._chunks = self._chunks, []
@@ -427,21 +438,32 @@ class Connection(asyncio.BufferedProtocol):
 
     def _line_up(self, request: Request, *, keep: bool) -> None:
         self._ready.append((request, keep))
-        if len(self._ready) > _MOST_WAITING:
-            self._end(error(400, "too many requests were sent ahead of their answers", close=True))
+        # What lies behind it in the same packet is taken in; that bounds it.
+        self._ahead = len(self._ready) > _MOST_WAITING
 
     # --- answering ---
 
     def _go_on(self) -> None:
         """Answer one request of those that have come, if the client reads. Then others have their turn."""
-        if self._closed or self._full or self._task is not None or not self._ready:
+        if self._closed or self._full or self._task is not None:
             return
-        self._begin(*self._ready.popleft())
         if self._ready:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            self._begin(*self._ready.popleft())
+            if self._ahead and len(self._ready) <= _MOST_WAITING:
+                self._ahead = False
+                self._pace()
+            if self._ready or self._last is not None:
+                asyncio.get_running_loop().call_soon(self._go_on)
+        elif self._last is not None:
+            self._send(self._last)
+
+    def _amid(self) -> bool:
+        """Whether a request has come in part: then its time is what counts."""
+        return self._in_head or self._held > 0 or self._waits
 
     def _begin(self, request: Request, keep: bool) -> None:
-        self.until = float("inf")
+        if not self._amid():
+            self.until = float("inf")
         try:
             answer = self._application.answer(request)
         except Exception:  # noqa: BLE001 - one request must not end the server
@@ -477,15 +499,23 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(head + answer.body)
         if close:
             self._close()
-        elif not self._full:
+        elif not self._full and not self._amid():
             self.until = time.monotonic() + _IDLE_SECONDS
 
     def _end(self, answer: Answer) -> None:
-        if not self._closed:
-            self._send(answer._replace(close=True))
+        """The last answer, behind those to what came before: a client takes them in the order of its requests."""
+        if self._deaf:
+            return
+        answer = answer._replace(close=True)
+        if self._task is None and not self._ready:
+            self._send(answer)
+            return
+        self._last, self._deaf, self.until = answer, True, float("inf")
+        self._give_room()
+        self._pace()
 
     def _close(self) -> None:
-        self._closed = True
+        self._closed = self._deaf = True
         self._give_room()
         self.until = time.monotonic() + _END_SECONDS  # for a peer that does not read its last answer
         self._transport.close()
@@ -504,12 +534,16 @@ class Connection(asyncio.BufferedProtocol):
         """The time for what it was to do is over."""
         if self._closed or self._full:
             self._transport.abort()
+        elif self._last is not None:
+            self.until = float("inf")  # what comes before it has times of its own
         elif self._waits:
             self._end(self._application.overloaded())
         elif self._in_head:
             self._end(error(408, f"no request came within {self._head_seconds:g} s", close=True))
         elif self._held:
             self._end(self._application.too_slow())
+        elif self._task is not None or self._ready:
+            self.until = float("inf")
         else:
             self._close()
 
