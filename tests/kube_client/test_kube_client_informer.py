@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from vcuda.kube import informer as informers
 from vcuda.kube.client import Client
+from vcuda.kube.endpoint import Endpoint
 from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
 from vcuda.kube.informer import Handlers, Informer
 from vcuda.kube.worker import Worker
@@ -108,9 +110,7 @@ class Server:
 
     def close(self) -> None: ...
 
-    @staticmethod
-    def parsed(line: bytes) -> Any:
-        return json.loads(line)
+    parsed = Client(cast(Endpoint, None)).parsed
 
 
 def informer(server: Server, **options: Any) -> tuple[Informer, list[Any]]:
@@ -190,8 +190,9 @@ def test_versions_that_are_no_numbers_are_not_compared() -> None:
             ApiError,
             "^.* 500: (long ){39}long…$",
         ),
-        ({"type": "ADDED"}, ApiUnreachable, "a watch event without an object"),
-        ({"type": "ADDED", "object": {"metadata": "x"}}, ApiUnreachable, "a watch event without metadata"),
+        ({"type": "ERROR"}, ApiError, "500: "),
+        ({"type": "ERROR", "object": "x"}, ApiError, "500: "),
+        ([], ApiUnreachable, "JSON that is not an object"),
     ],
 )
 def test_what_ends_a_watch_is_named_and_it_goes_on_where_it_was(
@@ -204,6 +205,61 @@ def test_what_ends_a_watch_is_named_and_it_goes_on_where_it_was(
     server.events = (event("BOOKMARK", "10"),)
     one.once()
     assert (server.lists, server.watched_from) == (1, ["7", "9"])
+
+
+BROKEN = [
+    {"type": "ADDED"},
+    {"type": "ADDED", "object": None},
+    {"type": "MODIFIED", "object": "x"},
+    {"type": "DELETED", "object": {}},
+    {"type": "ADDED", "object": {"metadata": "x"}},
+    {"object": {"metadata": [1]}},
+    {},
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_an_event_of_a_wrong_shape_is_skipped_and_made_up_for(
+    broken: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the watch, which began again where it was: with that event."""
+    server, failed = Server(event("ADDED", "9"), broken, event("ADDED", "10", "c")), list[int]()
+    one, seen = informer(server, failed=lambda: failed.append(1))
+    one.once()
+    assert ("seen", "c") in seen and len(failed) == 1 and server.lists == 1
+    assert "nodes: an event was skipped: _Unreadable('it" in caplog.text
+    server.events = (event("BOOKMARK", "11"),)
+    one.once()
+    assert server.watched_from == ["7", "10"] and server.lists == 1, "the last list is too young for another"
+    monkeypatch.setattr(informers, "_BETWEEN_LISTS", 0.0)
+    one.once()
+    one.once()
+    assert server.lists == 2
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1, "told once a minute"
+
+
+def test_a_server_that_sends_nothing_else_is_no_reason_to_spin() -> None:
+    server, failed = Server(*BROKEN), list[int]()
+    one, _ = informer(server, failed=lambda: failed.append(1))
+    with running(one.worker):
+        time.sleep(1.0)
+    assert server.lists == 1 and len(server.watched_from) < 6
+
+
+def test_an_object_that_is_gone_but_names_nobody_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(informers, "_BETWEEN_LISTS", 0.0)
+    server = Server({"type": "DELETED", "object": {"metadata": {"resourceVersion": "9"}}})
+    one, _ = informer(server)
+    one.once()
+    one.once()
+    assert server.lists == 2
+
+
+def test_a_version_of_any_length_is_no_number() -> None:
+    server = Server(event("ADDED", "9" * 5000), event("ADDED", "10", "c"))
+    one, seen = informer(server)
+    one.once()
+    assert ("seen", "c") in seen
 
 
 def test_a_watch_that_ends_at_once_does_not_spin() -> None:

@@ -15,11 +15,20 @@ from vcuda.kube.objects import Object
 from vcuda.kube.worker import Worker
 
 _T = TypeVar("_T")
+
+
+class _Unreadable(Exception):
+    """An event of a shape that no API server sends; the message says what is wrong. What it tells is not known."""
+
+
 _log = logging.getLogger(__name__)
 _GONE = 410
 _PAUSE = 0.1  # between two watches
 _SHORTEST = 1.0  # a watch that ends sooner without a word is a failure: asking again at once would make us spin
 _WATCH_SECONDS = 300.0
+_BETWEEN_LISTS = 60.0  # seconds, of lists that events ask for which can't be read
+_BETWEEN_LINES = 60.0  # of the log, about such events and objects
+_LONGEST_NUMBER = 20  # digits of a version that is a number: etcd's have 64 bits
 # API servers send a bookmark every minute. A server that sends none only costs a new watch from the same version.
 SILENCE_SECONDS = 90.0
 
@@ -57,6 +66,8 @@ def resting(seconds: float = 0.0) -> Follow:
 class Informer:
     """One supervised thread that follows one kind. `failed`: told of every failure and every malformed object.
 
+    A malformed event is skipped: what it told is in a new list, at once, but no sooner than a minute after the last.
+
     `follow`: gives it the lines of a watch to that one's end, one after the other, in whatever thread.
     """
 
@@ -76,6 +87,9 @@ class Informer:
         self._version = ""
         self._stream: Stream | None = None
         self._heard = time.monotonic()
+        self._listed_at = self._told_at = float("-inf")
+        self._missed = False  # events, since the last list
+        self._skipped = self._told = 0  # of events and objects; how many the log knows of
         self.cut = False  # the last try failed: nothing is heard until one succeeds
         self.worker = Worker(
             handlers.kind,
@@ -108,6 +122,7 @@ class Informer:
             else:
                 self._list()
             self._follow()
+            self._catch_up()
         except KubeError as error:
             if not isinstance(error, ApiError) or error.status != _GONE:
                 self.cut = True
@@ -121,7 +136,8 @@ class Informer:
         Its etcd was restored then. It would say nothing of that: a watch from its future is silent until that has come
         (apiserver, storage/cacher: older events and bookmarks are left out), and what has changed till then is lost.
         """
-        if version.isdecimal() and self._version.isdecimal() and int(version) < int(self._version):
+        new, old = _number(version), _number(self._version)
+        if new is not None and old is not None and new < old:
             raise ApiError(_GONE, f"the server went back from version {self._version} to {version}")
 
     def _list(self) -> None:
@@ -132,6 +148,7 @@ class Informer:
             keys.update(self._take(how.seen, item) or "" for item in items)
         how.listed(keys, began)
         self._version, self._heard, self.cut = version, time.monotonic(), False
+        self._listed_at, self._missed = began, False
         _log.info("%s: listed %d at version %s", self.kind, len(keys), version)
 
     def _follow(self) -> None:
@@ -155,34 +172,60 @@ class Informer:
     def _line(self, line: bytes) -> None:
         if self.worker.stopped:
             return
-        self._heard = time.monotonic()
-        kind, thing, version = self._handlers.read(line) or self._parsed(line)
-        version = version or self._version
-        self._check(version)
-        if kind == "DELETED":
-            self._take(self._handlers.lost, thing)
-        elif kind in ("ADDED", "MODIFIED"):
-            self._take(self._handlers.seen, thing)
-        self._version = version
+        try:
+            kind, thing, version = self._handlers.read(line) or self._parsed(line)
+        except _Unreadable as error:
+            self._missed = True
+            self._skip("an event", error, line)
+        else:
+            self._heard = time.monotonic()
+            version = version or self._version
+            self._check(version)
+            if kind == "DELETED":
+                skipped = self._skipped
+                self._take(self._handlers.lost, thing)
+                self._missed |= self._skipped != skipped
+            elif kind in ("ADDED", "MODIFIED"):
+                self._take(self._handlers.seen, thing)
+            self._version = version
+        self._catch_up()
 
     def _parsed(self, line: bytes) -> tuple[object, Object, str]:
         event = self._client.parsed(line)
         kind, thing = event.get("type"), event.get("object")
-        if not isinstance(thing, dict):
-            raise ApiUnreachable(f"a watch event without an object: {event!s:.100}")
         if kind == "ERROR":
-            code = thing.get("code")
-            raise ApiError(code if isinstance(code, int) and code else 500, str(thing.get("message", "")))
+            status = thing if isinstance(thing, dict) else {}
+            code = status.get("code")
+            raise ApiError(code if isinstance(code, int) and code else 500, str(status.get("message", "")))
+        if not isinstance(thing, dict):
+            raise _Unreadable("it has no object")
         metadata = thing.get("metadata")
         if not isinstance(metadata, dict):
-            raise ApiUnreachable(f"a watch event without metadata: {event!s:.100}")
+            raise _Unreadable("its object has no metadata")
         return kind, thing, str(metadata.get("resourceVersion") or "")
+
+    def _catch_up(self) -> None:
+        """Raise ApiError 410, which is followed by a list, where events were missed and the last list is old enough."""
+        if self._missed and time.monotonic() - self._listed_at >= _BETWEEN_LISTS:
+            raise ApiError(_GONE, "events that could not be read were skipped")
+
+    def _skip(self, what: str, why: Exception, data: object) -> None:
+        self._failed()
+        self._skipped += 1
+        now, before = time.monotonic(), self._skipped - self._told - 1
+        if now - self._told_at >= _BETWEEN_LINES:
+            more = f"; so were {before} since the last such line" if before else ""
+            _log.warning("%s: %s was skipped: %.200r in %.200s%s", self.kind, what, why, reprlib.repr(data), more)
+            self._told_at, self._told = now, self._skipped
 
     def _take(self, handle: Callable[[Object], _T], thing: Object) -> _T | None:
         """One malformed object must not end the watch of all others."""
         try:
             return handle(thing)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            self._failed()
-            _log.warning("%s: an object was skipped: %.200r in %.200s", self.kind, error, reprlib.repr(thing))
+            self._skip("an object", error, thing)
             return None
+
+
+def _number(version: str) -> int | None:
+    return int(version) if len(version) <= _LONGEST_NUMBER and version.isdecimal() else None
