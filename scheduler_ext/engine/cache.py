@@ -24,7 +24,7 @@ from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pod_texts import PodKinds
-from scheduler_ext.state.pods import Nominations, PodCache
+from scheduler_ext.state.pods import Gone, Nominations, PodCache
 from scheduler_ext.state.shape import Shape
 from scheduler_ext.state.waiting import WaitingPods
 from vcuda.spec.bookings import Report, Use
@@ -84,6 +84,7 @@ class SchedulerCache:
         # By UID: pods that have ended by what their status says, while their node's manager reports their shares, since
         # when on our clock. They stay booked; see Intake.
         self.ended: dict[str, float] = {}
+        self.gone: dict[str, Gone] = {}  # by UID: pods whose objects are gone and whose processes may go on; see Intake
         self.resizing: dict[str, Use] = {}  # by UID: what was granted, until the node's manager reports it
         self.notices = Notices(clock)
         # Pods that waited when we began, for which a predecessor's Binding may still arrive, until when on our clock.

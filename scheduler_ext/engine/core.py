@@ -418,7 +418,7 @@ class Engine:
         """The pod is gone, or has ended: nothing of it stays booked."""
         with self._lock:
             self._events += 1
-            self._intake.lose_pod(uid)
+            self._intake.pod_gone(uid)
             self._claims.lose_pod(uid)
             self._templates.lose_pod(uid)
 

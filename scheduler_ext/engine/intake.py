@@ -17,7 +17,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
 from scheduler_ext.state.pod_texts import KnownPod
-from scheduler_ext.state.pods import ENDED_SECONDS, Record, Source, State
+from scheduler_ext.state.pods import ENDED_SECONDS, HELD, Gone, Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
 from vcuda.logs import fields
@@ -28,6 +28,9 @@ from vcuda.spec.request import PodRequest
 
 DELETED, EXPIRED = "deleted", "expired"
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
+# In which a manager has let go of a pod that was deleted as usual, since kubelet ended it before, and of a victim of
+# preemption, for whose end it lets the newcomer wait (manager/allocate: 8 s).
+_GONE_SECONDS = 10.0
 _MOST_ENDED = 512  # pods that stay booked after their end: filter may look at all of them at once
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class Intake:
             quotas.set_labels(seen.name, seen.labels)
             cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
         self._take_report(seen.name, seen.report)
+        self.hold_gone(seen.name)
         self._cache.note("node", node=data)
         return seen.name
 
@@ -102,6 +106,7 @@ class Intake:
         self._cache.reports.pop(name, None)
         self._cache.differences.pop(name, None)
         self._lose_ended(name)
+        self.hold_gone(name)
         with self._cache.quotas.recounted(name):
             self._cache.quotas.forget_node(name)
             self._cache.cluster.remove_node(name)
@@ -136,6 +141,8 @@ class Intake:
     def see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> str:
         """See Engine.see_pod."""
         uid, node = objects.uid(pod), objects.place(pod)
+        if uid in self._cache.gone:  # the API server went back
+            self._let_go_of(uid)
         if ended(pod) and self._still_given(uid, node):
             self._cache.ended.setdefault(uid, self._cache.clock())
             if len(self._cache.ended) > _MOST_ENDED:
@@ -342,6 +349,42 @@ class Intake:
         self._preemption.make_room(uid)
         self._gone(uid, DELETED)
 
+    def pod_gone(self, uid: str) -> None:
+        """Its object is gone. Where its node's manager reports it, its processes may go on: see `hold_gone`."""
+        record, cache = self._cache.pods.get(uid), self._cache
+        if record is not None and self._still_given(uid, record.node):
+            cache.gone[uid] = Gone(record.node, f"{record.namespace}/{record.name}", cache.clock())
+            if len(cache.gone) > _MOST_ENDED:
+                self._let_go_of(next(iter(cache.gone)))
+        self.lose_pod(uid)
+
+    def hold_gone(self, node: str | None = None) -> None:
+        """Book what pods without an object, of one node or all, still have some seconds later by their manager,
+        who refuses others there for as long; free it once its report names them no more. It counts against no quota.
+        """
+        cache = self._cache
+        for uid, one in list(cache.gone.items()):
+            if node not in (None, one.node):
+                continue
+            use = cache.reported(one.node, uid)
+            if not use:
+                self._let_go_of(uid)
+            elif cache.clock() - one.since >= _GONE_SECONDS and cache.pods.get(HELD + uid) is None:
+                known = fields(pod=one.name, uid=uid, node=one.node, uuid=",".join(use))
+                _log.warning(
+                    "pod %s was deleted, and gpu-manager of node %s says that its processes go on: what it holds stays "
+                    "booked until they end",
+                    one.name, one.node, extra=known,
+                )  # fmt: skip
+                usage = Usage(dict(use))
+                cache.pods.put(
+                    Record(HELD + uid, "(deleted)", one.name, one.node, usage, State.RESERVED, cache.clock())
+                )
+
+    def _let_go_of(self, uid: str) -> None:
+        del self._cache.gone[uid]
+        self._cache.pods.release(HELD + uid)
+
     def keep_waiting(self, uids: Collection[str], listed_since: float) -> None:
         """See Engine.keep_pods: all but the bookings of pods that are not listed."""
         self._cache.waiting.keep(uids)
@@ -359,7 +402,7 @@ class Intake:
         if record is None or record.state is State.RESERVED:
             return
         if record.state is State.CONFIRMED or (record.state is not State.BINDING and record.since < listed_since):
-            self.lose_pod(uid)
+            self.pod_gone(uid)
 
     def expire(self) -> int:
         """See Engine.expire."""
@@ -380,6 +423,7 @@ class Intake:
             cache.pods.release(record.uid)
         cache.metrics.expired.inc(len(late))
         self._give_up_ended()
+        self.hold_gone()
         self._gangs.lapse()
         for uid in assumed:
             if cache.pods.get(uid) is None:

@@ -12,6 +12,7 @@ from scheduler_ext.state.shape import Shape
 from vcuda.spec.placement import Placement
 from vcuda.spec.request import PodRequest
 
+HELD = "held:"  # how the UID begins of what a pod still has whose object is gone; a pod's never does
 ENDED_SECONDS = 60.0  # that an ended pod stays booked at most: a manager says within three that it has let go
 
 
@@ -19,7 +20,8 @@ class State(enum.Enum):
     """How far a pod is on its way. Only ASSUMED and NOMINATED ones may be decided again; only they expire."""
 
     NOMINATED = "nominated"  # cards that a preemption frees for it; others may hold them still
-    RESERVED = "reserved"  # a place for a member of a gang who has not come yet; its UID is not a pod's
+    # A place for a member of a gang who has not come yet, or what a pod that is gone still has; its UID is not a pod's.
+    RESERVED = "reserved"
     ASSUMED = "assumed"
     BINDING = "binding"  # our write is under way
     UNCERTAIN = "uncertain"  # our write was sent, its result is unknown
@@ -33,6 +35,15 @@ class Source(enum.Enum):
     BIND = "bind"  # what we wrote at Bind, kept in memory
     MANAGER = "manager"  # what the node's manager reports
     ANNOTATION = "annotation"  # what the pod's annotation says
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A pod without an object that its node's manager reported, `since` when on our clock. `name`: NAMESPACE/NAME."""
+
+    node: str
+    name: str
+    since: float
 
 
 @dataclass(slots=True)

@@ -139,3 +139,70 @@ def test_a_gang_waits_for_no_report() -> None:
     member["metadata"]["annotations"] = {"tencent.com/vcuda-gang": "g/2"}
     plan = engine.plan_gang(member, ["0", "a"])
     assert engine.filter(member, ["0", "a"], plan).chosen is not None and not engine.holds("p")
+
+
+def later(engine: Engine, clock: Clock) -> None:
+    """What a manager has not let go of by now goes on."""
+    clock.now += intake._GONE_SECONDS + 1
+    engine.expire()
+
+
+@pytest.mark.parametrize("gone", ["event", "list"])
+def test_what_goes_on_after_a_deletion_by_force_is_nobody_elses(gone: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its booking was free at once: newcomers went to a card that refused each of them, though another had room."""
+    engine, clock, _ = reported(1)
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 100}]"}})
+    engine.lose_pod("p") if gone == "event" else engine.keep_pods([], clock() + 1)
+    assert free(engine) == 100, "as usual the manager lets go within seconds, and kube-scheduler asks once"
+    later(engine, clock)
+    assert free(engine) == 0 and "pod default/p was deleted" in caplog.text and not engine.holds("p")
+    newcomer = pod("q", 30, 1, uid="q")
+    assert engine.filter(newcomer, ["a"]).chosen is None
+    found = explain.explanation(engine.evidence(uid="q"))
+    assert found is not None and "when pod (deleted)/default/p ends" in found["would_fit"][-1]["text"]
+    engine.see_node(node("b", cards("b", 1)))
+    assert engine.filter(newcomer, ["a", "b"]).chosen == "b", "no quota counts what is deleted"
+    newcomer["spec"]["priority"] = 10
+    engine.lose_pod("q")
+    assert engine.preempt(newcomer, {"a": Victims(("p",))}) == {}
+    engine.keep_pods([], clock() + 1)
+    engine.see_node(reporting(P, 1))
+    later(engine, clock)
+    assert engine.filter(newcomer, ["a"]).chosen is None and caplog.text.count("was deleted") == 1
+    engine.see_node(reporting({}, 1))
+    assert engine.filter(newcomer, ["a"]).chosen == "a" and engine.cache.gone == {}
+
+
+@pytest.mark.parametrize(
+    "lets_go",
+    [
+        lambda engine, _: engine.see_node(reporting({}, 2)),
+        lambda engine, _: engine.see_node(_without_report()),
+        lambda engine, _: engine.lose_node("a"),
+        lambda engine, shown: engine.see_pod(shown),
+    ],
+    ids=["report", "no report", "node gone", "seen again"],
+)
+@pytest.mark.parametrize("soon", [True, False])
+def test_what_is_held_for_a_pod_that_is_gone_is_free_with_its_managers_word(soon: bool, lets_go: Any) -> None:
+    engine, clock, shown = reported()
+    engine.lose_pod("p")
+    if not soon:
+        later(engine, clock)
+        assert free(engine) == 100
+    lets_go(engine, shown)
+    later(engine, clock)
+    assert engine.cache.gone == {} and engine.overbooked() == [] and not engine.holds("held:p")
+    assert free(engine) == (100 if engine.holds("p") else 200 if "a" in engine.cache.cluster.index else 0)
+
+
+def test_pods_that_are_gone_are_kept_track_of_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "_MOST_ENDED", 1)
+    engine, clock = engine_with(node("a", cards("a", 2)))
+    for name in ("p", "q"):
+        placed(engine, name)
+    engine.see_node(reporting({name: {f"GPU-a-{at}": (100, 40)} for at, name in enumerate("pq")}, 2))
+    for name in ("p", "q"):
+        engine.lose_pod(name)
+    later(engine, clock)
+    assert list(engine.cache.gone) == ["q"] and free(engine) == 100
