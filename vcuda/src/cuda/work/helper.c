@@ -403,14 +403,13 @@ static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns
     return next;
 }
 
-/* Whether what was launched without a mark is under way, as far as one may ask. Where several launch on a stream, or put there what is not the card's work, all
- * is marked. */
+/* Whether what was launched without a mark is under way, as far as one may ask. Where others put on a stream what is not the card's work, all is marked. */
 static bool left_is_busy(struct vc_tracker *tracker)
 {
     bool busy = false;
     for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT && !busy; i++) {
         struct vc_left_stream left = vc_left_look(tracker, i);
-        bool begun = left.stream && !left.of_several && (!left.begins || reached(left.begins->event));
+        bool begun = left.stream && !left.hosted && (!left.begins || reached(left.begins->event));
         if (begun && vc_left_visit(tracker, &tracker->left[i], left.stamp)) {
             if (!vc_visit_captures() && !vc_capture_is(left.stream))
                 busy = vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY;

@@ -428,6 +428,15 @@ void vc_tracker_followed(struct vc_tracker *tracker, CUstream stream, uint64_t s
         vc_left_done(tracker, place, stamp);
 }
 
+/* Pre: locked. */
+static struct vc_hosted_stream *find_hosted(struct vc_tracker *tracker, CUstream stream)
+{
+    for (unsigned i = 0; i < VC_STREAMS_HOSTED; i++)
+        if (tracker->hosted[i].stream == stream)
+            return &tracker->hosted[i];
+    return NULL;
+}
+
 struct vc_left_stream vc_left_look(struct vc_tracker *tracker, unsigned place)
 {
     struct vc_left_stream none = {0};
@@ -435,6 +444,8 @@ struct vc_left_stream vc_left_look(struct vc_tracker *tracker, unsigned place)
         return none;
     pthread_mutex_lock(&tracker->mutex);
     struct vc_left_stream left = tracker->left[place];
+    const struct vc_hosted_stream *hosted = left.stream ? find_hosted(tracker, left.stream) : NULL;
+    left.hosted = hosted && vc_now_ns() <= hosted->until_ns;
     if (left.begins)
         vc_add(&left.begins->references, 1);
     pthread_mutex_unlock(&tracker->mutex);
@@ -579,15 +590,6 @@ void vc_tracker_mark_left_on(struct vc_tracker *tracker, CUstream stream)
 
 /* For so long nothing is launched there without a mark. */
 static const uint64_t HOSTED_NS = 1000000000;
-
-/* Pre: locked. */
-static struct vc_hosted_stream *find_hosted(struct vc_tracker *tracker, CUstream stream)
-{
-    for (unsigned i = 0; i < VC_STREAMS_HOSTED; i++)
-        if (tracker->hosted[i].stream == stream)
-            return &tracker->hosted[i];
-    return NULL;
-}
 
 /* Pre: locked. */
 static struct vc_hosted_stream *make_hosted(struct vc_tracker *tracker, CUstream stream)

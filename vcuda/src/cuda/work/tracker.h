@@ -64,6 +64,7 @@ struct vc_left_stream {
     bool gone;       /* it was destroyed meanwhile: nobody can ask it */
     bool overdue;    /* the legacy one: a capture began, so nobody may ask it, and it was not done long after it should have been */
     bool of_several; /* lanes: each knows only of its own work */
+    bool hosted;     /* vc_left_look: what is not the card's work was put there lately */
     uint64_t stamp;  /* of the latest launch there */
     uint64_t done_ns;     /* when it should be done, by what was predicted at that launch */
     uint64_t launched_ns; /* vc_gate.launched_ns then */
