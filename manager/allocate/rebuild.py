@@ -92,7 +92,7 @@ def complete(
         found[key] = allocation
         if not sure:
             unsure.add(key)
-    for key in with_region(regions_base):
+    for key in _with_region(regions_base):
         pod = by_uid.get(key[0])
         request = _request(pod, key[1], names)
         if key in found or pod is None or ended(pod) or request is None:
@@ -207,8 +207,7 @@ def _in_order(found: Mapping[Key, Allocation], pods: Mapping[str, Pod]) -> list[
     return sorted(found, key=lambda key: (pod_places[key[0]], places.get(key, 0)))
 
 
-def with_region(base: Path) -> list[Key]:
-    """The containers that have a region below `base`."""
+def _with_region(base: Path) -> list[Key]:
     return [(path.parent.name, path.name) for path in sorted((base / regions.FOLDER).glob("*/*"))]
 
 
