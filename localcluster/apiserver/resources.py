@@ -34,11 +34,12 @@ CONFIG_MAPS = Resource("configmaps", "ConfigMap", short_names=("cm",))
 LEASES = Resource("leases", "Lease", "coordination.k8s.io")
 RESOURCE_CLAIMS = Resource("resourceclaims", "ResourceClaim", "resource.k8s.io")
 RESOURCE_CLAIM_TEMPLATES = Resource("resourceclaimtemplates", "ResourceClaimTemplate", "resource.k8s.io")
+DEVICE_CLASSES = Resource("deviceclasses", "DeviceClass", "resource.k8s.io", namespaced=False)
 RESOURCE_SLICES = Resource("resourceslices", "ResourceSlice", "resource.k8s.io", namespaced=False)
 BUDGETS = Resource("poddisruptionbudgets", "PodDisruptionBudget", "policy", short_names=("pdb",))
 ALL = (
     PODS, NODES, NAMESPACES, EVENTS, CONFIG_MAPS, LEASES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES,
-    BUDGETS,
+    DEVICE_CLASSES, BUDGETS,
 )  # fmt: skip
 _GROUPS = tuple(dict.fromkeys(resource.group for resource in ALL if resource.group))
 _SUBRESOURCES = {

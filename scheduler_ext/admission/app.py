@@ -10,7 +10,16 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from scheduler_ext.admission.rules import CLAIM, CLAIM_TEMPLATE, Rules, Verdict, decide, decide_claim
+from scheduler_ext.admission.rules import (
+    CLAIM,
+    CLAIM_TEMPLATE,
+    DEVICE_CLASS,
+    Rules,
+    Verdict,
+    decide,
+    decide_claim,
+    decide_class,
+)
 from scheduler_ext.http.pages import METRICS, TEXT, Pages
 from scheduler_ext.http.server import Answer, Request
 from scheduler_ext.protocol import admission_v1
@@ -37,7 +46,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.reviews = Counter(
             "vcuda_webhook_reviews",
-            "Pods and claims that were reviewed: untouched, changed, refused; requests that made no sense: bad",
+            "Pods, claims, classes that were reviewed: untouched, changed, refused; requests that made no sense: bad",
             ["result"], registry=self.registry,
         )  # fmt: skip
         self.seconds = Histogram(
@@ -62,7 +71,7 @@ class Probes(Pages):
 
 
 class App(Probes):
-    """The application that the API server calls. What is no review of a pod or claim gets 400 and a message."""
+    """The application that the API server calls. What is no review of a pod, claim or class gets 400 and a message."""
 
     body_bytes, body_seconds = _MOST_BODY_BYTES, _BODY_SECONDS
     larger = "; a review of a pod is smaller"
@@ -97,8 +106,8 @@ def _of_pod(body: bytes, rules: Rules) -> tuple[Review, Verdict]:
 
 
 def _of_claim(body: bytes, rules: Rules) -> tuple[Review, Verdict]:
-    asked = admission_v1.read(body, (CLAIM, CLAIM_TEMPLATE))
-    return asked, decide_claim(asked, rules)
+    asked = admission_v1.read(body, (CLAIM, CLAIM_TEMPLATE, DEVICE_CLASS))
+    return asked, (decide_class if asked.kind == DEVICE_CLASS else decide_claim)(asked, rules)
 
 
 def _answered(asked: Review, verdict: Verdict) -> tuple[bytes, str]:
@@ -109,5 +118,5 @@ def _answered(asked: Review, verdict: Verdict) -> tuple[bytes, str]:
         )
         return admission_v1.refused(asked.uid, verdict.refusal.reason, verdict.refusal.message), "refused"
     for warning in verdict.warnings:
-        _log.info("a pod of %.200r in %.80r: %.400r", asked.user, asked.namespace, warning)
+        _log.info("a %s of %.200r in %.80r: %.400r", asked.kind, asked.user, asked.namespace, warning)
     return admission_v1.allowed(asked.uid, verdict.patch, verdict.warnings), "changed" if verdict.patch else "untouched"

@@ -14,13 +14,14 @@ from scheduler_ext.admission import claims
 from scheduler_ext.admission.change import Change
 from scheduler_ext.protocol.admission_v1 import Patch, Review
 from vcuda.spec.claims import asks_as_extended, demand
+from vcuda.spec.device_classes import parse_class
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, asks_for_share, parse_pod
 from vcuda.spec.units import CORES_PER_CARD, parse_count
 
 _DEFAULT_SCHEDULER = "default-scheduler"  # what the API server writes where an author wrote nothing
-CLAIM, CLAIM_TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
+CLAIM, CLAIM_TEMPLATE, DEVICE_CLASS = "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"
 _ANNOTATIONS = ("metadata", "annotations")
 _MOST_ANNOTATIONS_BYTES = 256 * 2**10  # TotalAnnotationSizeLimitB of k8s.io/apimachinery: the API server refuses more
 
@@ -92,6 +93,21 @@ def decide_claim(review: Review, rules: Rules) -> Verdict:
     except InvalidRequest as error:
         return Verdict(error)
     return Verdict()
+
+
+def decide_class(review: Review, rules: Rules) -> Verdict:
+    """Refuse a DeviceClass for our cards with a ShareConfig that is wrong; warn of one of which we can't tell whose.
+
+    Never raises: what has another form the API server refuses.
+    """
+    try:
+        found = parse_class(review.thing, rules.names)
+    except ValueError:
+        return Verdict()
+    if found.problem is not None:
+        return Verdict(found.problem)
+    why = found.undecided(rules.names)
+    return Verdict(warnings=(f"in namespaces with a quota its claims wait: {why}",) if why else ())
 
 
 def _annotations(pod: Mapping[str, Any]) -> Mapping[str, Any]:

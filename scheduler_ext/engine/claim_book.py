@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.state import claims
 from scheduler_ext.state.claims import Given, Key, SeenClaim, SeenSlice
 from scheduler_ext.state.cluster import Cluster, Usage
 from scheduler_ext.state.pods import PodCache, Record, State
+from vcuda.spec import device_classes
+from vcuda.spec.device_classes import DeviceClass
 from vcuda.spec.errors import Reason
 from vcuda.spec.inventory import MOST_CARDS, Card
 from vcuda.spec.units import CORES_PER_CARD
@@ -35,6 +38,15 @@ class Assumed:
     reserved: bool
 
 
+class _Open(NamedTuple):
+    """A claim that is not allocated. `text`: see open_spec; `named`: its classes, `meant`: as it was read with them."""
+
+    uid: str
+    text: bytes
+    named: tuple[str, ...]
+    meant: tuple[DeviceClass | None, ...]
+
+
 class ClaimBook:
     """`pods`: what is booked, by claim: CONFIRMED where it is allocated, ASSUMED where that is only expected."""
 
@@ -46,8 +58,12 @@ class ClaimBook:
         cache.quotas.pair(cache.pods, self.quotas, self.pods)
         self._slices: dict[str, SeenSlice] = {}
         self._devices: dict[str, dict[str, Card]] = {}  # by node and name
+        self._traits: dict[str, dict[str, Mapping[str, Any]]] = {}  # of cards, by node and UUID
         self._claims: dict[Key, SeenClaim] = {}
         self._others: set[Key] = set()  # claims that are none of ours
+        self._open: dict[Key, _Open] = {}  # ours or not: another word of a class may change that
+        self._classes: dict[str, DeviceClass] = {}
+        self.extended: dict[str, set[str]] = {}  # classes that may mean our cards, by their extended resources
         self._there: dict[str, dict[str, SeenClaim]] = {}  # allocated claims by node and UID
         self._assumed: dict[str, Assumed] = {}  # by the claim's UID
         self._assumed_for: dict[str, set[str]] = {}  # … the claims' UIDs by their pod's
@@ -80,6 +96,7 @@ class ClaimBook:
         if there and len(current) < current[0].slices:
             return
         devices = {name: card for one in current for name, card in one.cards.items()}
+        self._traits[node] = {uuid: its for one in current for uuid, its in one.traits.items()}
         with self.quotas.recounted(node):
             self._offer(node, devices)
         for claim in list(self._there.get(node, {}).values()):
@@ -88,6 +105,7 @@ class ClaimBook:
     def _offer(self, node: str, devices: dict[str, Card]) -> None:
         if not devices:
             self._devices.pop(node, None)
+            self._traits.pop(node, None)
             self.cluster.remove_node(node)
         elif len({card.uuid for card in devices.values()}) != len(devices) or len(devices) > MOST_CARDS:
             self._devices.pop(node, None)
@@ -96,42 +114,70 @@ class ClaimBook:
             self._devices[node] = devices
             self.cluster.set_node(node, tuple(devices.values()), 0, 0)
 
+    def see_class(self, seen: DeviceClass) -> None:
+        """Claims of it that are not allocated are read again when they are asked about."""
+        self.lose_class(seen.name)
+        self._classes[seen.name] = seen
+        for resource in device_classes.resources_of(seen, self._cache.names):
+            self.extended.setdefault(resource, set()).add(seen.name)
+
+    def lose_class(self, name: str) -> None:
+        old = self._classes.pop(name, None)
+        for resource in () if old is None else device_classes.resources_of(old, self._cache.names):
+            self.extended[resource].discard(name)
+            if not self.extended[resource]:
+                del self.extended[resource]
+
+    def classes(self) -> list[str]:
+        return list(self._classes)
+
     def see_claim(self, data: Mapping[str, Any]) -> str:
         """Returns its namespace and name as one key."""
-        seen = claims.claim_of(data, self._cache.names)
+        names = self._cache.names
+        seen = claims.claim_of(data, names)
         if not (seen.uid and seen.name):
             raise ValueError("a claim without a UID or a name")
+        there = self._open.get(seen.key), self._claims.get(seen.key)
+        if any(one is not None and one.uid != seen.uid for one in there):
+            self.lose_claim(*seen.key)
+        self._open.pop(seen.key, None)
         old = self._claims.get(seen.key)
-        if old is not None and old.uid != seen.uid:
-            self._forget(old)
-            old = None
-        if not seen.ours:
-            if old is not None:  # of another DeviceClass: ours while it has our devices
-                self._forget(old)
-            self._others.add(seen.key)
-        else:
-            self._others.discard(seen.key)
-            self._claims[seen.key] = seen
-            if old is None or old.given != seen.given:
-                if old is not None:
-                    self._unbook(old)
-                self._book(seen)
+        if seen.given is None:
+            spec, text, named = claims.open_spec(data, names)
+            seen = claims.asking(seen, spec, names, self._classes)
+            self._open[seen.key] = _Open(seen.uid, text, named, self._meant(named))
+        self._file(seen)
+        if old is None or old.given != seen.given:
+            if old is not None:
+                self._unbook(old)
+            self._book(seen)
         return "/".join(seen.key)
 
+    def _meant(self, named: Iterable[str]) -> tuple[DeviceClass | None, ...]:
+        return tuple(map(self._classes.get, named))
+
+    def _file(self, seen: SeenClaim) -> None:
+        """What is assumed for a claim stays, also where its class has become another's: kube-scheduler may use it."""
+        if seen.ours:
+            self._others.discard(seen.key)
+            self._claims[seen.key] = seen
+        else:  # while it has our devices it is
+            self._claims.pop(seen.key, None)
+            self._others.add(seen.key)
+
     def lose_claim(self, namespace: str, name: str) -> None:
-        self._others.discard((namespace, name))
-        old = self._claims.get((namespace, name))
+        key = (namespace, name)
+        self._others.discard(key)
+        before, old = self._open.pop(key, None), self._claims.pop(key, None)
         if old is not None:
-            self._forget(old)
+            self._unbook(old)
+        for one in (before, old):
+            if one is not None:
+                self.give_up(one.uid)
 
     def keys(self) -> list[Key]:
         """Of all claims, ours or not."""
         return [*self._claims, *self._others]
-
-    def _forget(self, claim: SeenClaim) -> None:
-        self._unbook(claim)
-        self.give_up(claim.uid)
-        del self._claims[claim.key]
 
     def _unbook(self, claim: SeenClaim) -> None:
         """Take back what an allocated claim holds."""
@@ -161,8 +207,14 @@ class ClaimBook:
     # --- what is expected ---
 
     def claim(self, namespace: str, name: str) -> SeenClaim | None:
-        """One of ours."""
-        return self._claims.get((namespace, name))
+        """One of ours, as its classes mean it now."""
+        key = (namespace, name)
+        before = self._open.get(key)
+        if before is not None and (meant := self._meant(before.named)) != before.meant:
+            seen = SeenClaim(before.uid, namespace, name, None)
+            self._file(claims.asking(seen, orjson.loads(before.text), self._cache.names, self._classes))
+            self._open[key] = before._replace(meant=meant)
+        return self._claims.get(key)
 
     def seen(self, namespace: str, name: str) -> bool:
         """Whether the watch has shown a claim, ours or not."""
@@ -203,7 +255,10 @@ class ClaimBook:
         node, cards = self.cluster.names[row], self.cluster.cards[row]
         use: dict[str, tuple[int, int]] = {}
         accepted = np.zeros(self.cluster.usable.shape[1], np.bool_)
-        accepted[: len(cards)] = [claim.models.accept(card.model) for card in cards]
+        traits = self._traits.get(node, {})
+        accepted[: len(cards)] = [
+            claims.selected(claim.selectors, card, traits.get(card.uuid, {}), self._cache.names) for card in cards
+        ]
         for wish in claim.wishes:
             fits = (
                 self.cluster.usable[row]

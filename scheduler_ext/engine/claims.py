@@ -13,7 +13,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from scheduler_ext.scoring import exact_search, placing, scores
 from scheduler_ext.scoring.scores import Scores
 from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state import claims, objects
-from scheduler_ext.state.claims import Models, SeenClaim, Wish
+from scheduler_ext.state.claims import SeenClaim, Wish
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.shape import Shape
@@ -147,6 +147,10 @@ class Claims:
         """Whether kubelet has started a pod with claims."""
         return uid in self._users and self._users[uid].runs
 
+    def asks_as_extended(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod asks for devices that may be ours by the extended resource of a DeviceClass."""
+        return asks_as_extended(pod, self._cache.names, self._book.extended) is not None
+
     def unseen(self, pod: Mapping[str, Any]) -> bool:
         """Whether kube-scheduler knows a claim of the pod that our watch has not shown."""
         namespace = str(pod["metadata"].get("namespace") or "")
@@ -177,7 +181,8 @@ class Claims:
             self._cache.decisions.add(decision(refusal=(reason, message)))
             return Verdict(refusal=(reason, message))
 
-        problem = asks_as_extended(pod, self._cache.names)
+        counted_here = bool(self._book.quotas.of(namespace))
+        problem = asks_as_extended(pod, self._cache.names, self._book.extended if counted_here else {})
         if problem is not None:
             return refused(problem.reason, problem.message)
         try:
@@ -186,13 +191,16 @@ class Claims:
             shape = self._shape(user, waiting)
         except InvalidRequest as error:
             return refused(error.reason, error.message)
-        if self._book.quotas.of(namespace) and self.unseen(pod):
+        doubt = next(((claim.name, claim.doubt) for claim in waiting if claim.doubt is not None), None)
+        if doubt is not None and (counted_here or (user.gang is not None and user.gang.size > 1)):
+            return refused(doubt[1].reason, f"claim {doubt[0]}: {doubt[1].message}")
+        if counted_here and self.unseen(pod):
             return refused(
                 ExtenderReason.NOT_SYNCED,
                 "the watch has not shown a claim of the pod yet, and its namespace's quota leaves no guess",
             )
         if not shape.steps:
-            return None
+            return None if doubt is None else self._left(names, decision(counts={}), refused)
         rows = self._rows(names)
         self._follow(names, rows)
         others = self._others_of_gang(user)
@@ -212,19 +220,9 @@ class Claims:
             several = [one for claim in waiting for one in claim.open_requests]
             if choice.quota:
                 return refused(ExtenderReason.QUOTA_EXCEEDED, choice.quota + _of_alternatives(several))
-            if not others and not self._book.quotas.of(namespace):
-                # kube-scheduler found room: what is booked here may be older than what it knows. What it can't know is
-                # which places are kept for a gang.
-                kept = self._book.reserved_nodes()
-                open_ = tuple(one for one in names if one not in kept)
-                if not open_:
-                    return refused(
-                        ExtenderReason.GANG_DOES_NOT_FIT,
-                        "no card has room but where places are kept for the pods of a gang, for "
-                        f"{self._cache.gang_seconds:.0f} s at most",
-                    )
-                self._cache.decisions.add(decision(counts=choice.counts))
-                return None if len(open_) == len(names) else Verdict(passed=open_)
+            if not others and not counted_here:
+                # kube-scheduler found room: what is booked here may be older than what it knows.
+                return self._left(names, decision(counts=choice.counts), refused)
             reason = next(iter(choice.counts), ExtenderReason.UNKNOWN_NODE)
             why = "its gang" if others else "its namespace's quota"
             known = f"no card has room as far as claims are known here, and {why} leaves no guess"
@@ -240,6 +238,21 @@ class Claims:
             return refused(ExtenderReason.GANG_DOES_NOT_FIT, message)
         self._cache.decisions.add(decision(node=node))
         return Verdict(node)
+
+    def _left(
+        self, names: Sequence[str], decision: Decision, refused: Callable[[AnyReason, str], Verdict]
+    ) -> Verdict | None:
+        """All nodes are left to kube-scheduler, but those of which it can't know: where places are kept for a gang."""
+        kept = self._book.reserved_nodes()
+        open_ = tuple(one for one in names if one not in kept)
+        if not open_:
+            return refused(
+                ExtenderReason.GANG_DOES_NOT_FIT,
+                "no card has room but where places are kept for the pods of a gang, for "
+                f"{self._cache.gang_seconds:.0f} s at most",
+            )
+        self._cache.decisions.add(decision)
+        return None if len(open_) == len(names) else Verdict(passed=open_)
 
     def _waiting(self, user: _User) -> list[SeenClaim]:
         """A pod's claims that are not allocated. Raises InvalidRequest if no card can ever give one."""
@@ -258,15 +271,17 @@ class Claims:
                 Reason.INVALID_POD, f"its claims ask for {len(wishes)} shares; a pod may have {_MOST_STEPS}"
             )
         steps = tuple(wish.step for wish in wishes)
-        asked = {claim.models for claim in waiting}
+        asked = {claim.selectors for claim in waiting}
         models = self._accepted(asked.pop()) if len(asked) == 1 else CardFilter()
         return Shape(steps, user.policy, models, cpu_milli=user.cpu_milli, memory_bytes=user.memory_bytes)
 
-    def _accepted(self, models: Models) -> CardFilter:
+    def _accepted(self, selectors: Sequence[str]) -> CardFilter:
         """Of the models that there are; one that there is not, where none is accepted."""
-        some = frozenset(model for model in self.cluster.models if models.accept(model))
-        every = len(some) == len(self.cluster.models)
-        return CardFilter() if every else CardFilter(include=some or frozenset({""}))
+        if not selectors:
+            return CardFilter()
+        names, models = self._cache.names, self.cluster.models
+        some = frozenset(model for model in models if claims.may_be_selected(selectors, model, names))
+        return CardFilter() if len(some) == len(models) else CardFilter(include=some or frozenset({""}))
 
     def _rows(self, names: Sequence[str]) -> Ints:
         return np.fromiter((self.cluster.index.get(one, -1) for one in names), np.int64, len(names))
@@ -325,7 +340,15 @@ class Claims:
         unmade = [one for one in members.values() if one.unmade or not self._all_seen(one)]
         if unmade:
             return f"{called}: the claims of pod {unmade[0].name} have not been made yet; none passes before all are"
+        doubts = (doubt for one in members.values() if (doubt := self._doubt(one)))
+        if why := next(doubts, ""):
+            return f"{called}: {why}"
         return [one for one in members.values() if one.uid != user.uid][: size - 1]
+
+    def _doubt(self, user: _User) -> str:
+        """Of which claim of a pod it can't be told what it asks, and why; "": of none."""
+        ours = [self._book.claim(user.namespace, name) for name in user.claims]
+        return next((f"claim {one.name}: {one.doubt}" for one in ours if one is not None and one.doubt), "")
 
     def _all_seen(self, user: _User) -> bool:
         return all(self._book.seen(user.namespace, name) for name in user.claims)
@@ -402,7 +425,10 @@ class Claims:
             state = "allocated"
         elif claim.problem is not None:
             state = "impossible"
-        problem = "" if claim.problem is None else str(claim.problem)
+        elif claim.doubt is not None and not records:
+            state = "undecided"
+        why = claim.problem or claim.doubt
+        problem = "" if why is None else str(why)
         return ClaimStatus(name, state, node, cards, problem, self._book.difference(claim))
 
 

@@ -39,7 +39,7 @@ from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pod_texts import KnownPod, PodTexts
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape
-from vcuda.spec import request
+from vcuda.spec import device_classes, request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
@@ -175,6 +175,11 @@ class Engine:
         """Score the class of a pod with claims for a few nodes; whether more is to be done."""
         with self._lock:
             return self._claims.score_some(pod)
+
+    def asks_as_extended(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod asks for devices that may be ours by the extended resource of a DeviceClass."""
+        with self._lock:
+            return self._claims.asks_as_extended(pod)
 
     def claims_unseen(self, pod: Mapping[str, Any]) -> bool:
         """Whether a claim of the pod exists that the watch has not shown yet."""
@@ -317,8 +322,8 @@ class Engine:
             time.sleep(_BETWEEN)
 
     def expect_claims(self) -> None:
-        """Decide nothing until claims and the cards for them are known."""
-        self.cache.unsynced |= {"resourceclaims", "resourceclaimtemplates", "resourceslices"}
+        """Decide nothing until claims, their classes and the cards for them are known."""
+        self.cache.unsynced |= {"deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices"}
 
     def see_slice(self, data: Mapping[str, Any]) -> str:
         """Take in a ResourceSlice. Returns its name."""
@@ -332,6 +337,21 @@ class Engine:
     def keep_slices(self, names: Collection[str]) -> None:
         """A complete list was seen: forget all others."""
         self._lose_others(self._claim_book.slices(), set(names), self._claim_book.lose_slice)
+
+    def see_class(self, data: Mapping[str, Any]) -> str:
+        """Take in a DeviceClass. Returns its name; raises ValueError for one without a name."""
+        seen = device_classes.parse_class(data, self.names)
+        with self._lock:
+            self._claim_book.see_class(seen)
+        return seen.name
+
+    def lose_class(self, name: str) -> None:
+        with self._lock:
+            self._claim_book.lose_class(name)
+
+    def keep_classes(self, names: Collection[str]) -> None:
+        """A complete list was seen: forget all others."""
+        self._lose_others(self._claim_book.classes(), set(names), self._claim_book.lose_class)
 
     def see_claim(self, data: Mapping[str, Any]) -> str:
         """Take in a ResourceClaim. Returns NAMESPACE/NAME."""

@@ -29,7 +29,6 @@ from scheduler_ext.sync.binder import Binder
 from vcuda.quoted import quoted
 from vcuda.spec import gang
 from vcuda.spec import request as pod_request
-from vcuda.spec.claims import asks_as_extended
 
 _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients without a certificate
 
@@ -101,7 +100,7 @@ class Extender:
 
     def filter_claims(self, body: bytes) -> bytes | Awaitable[bytes]:
         args = extender_v1.read_args(body, self._engine.offered)
-        if not args.pod["spec"].get("resourceClaims") and not asks_as_extended(args.pod, self._engine.names):
+        if not args.pod["spec"].get("resourceClaims") and not self._engine.asks_as_extended(args.pod):
             return extender_v1.untouched(args)
         self._require_uid(args.pod)
         self._require_ready()

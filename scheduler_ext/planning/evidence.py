@@ -26,7 +26,7 @@ _UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
 
 
 class ClaimStatus(NamedTuple):
-    """One claim of a pod, for people. `state`: missing, foreign, impossible, waiting, assumed or allocated."""
+    """One claim of a pod, for people. `state`: missing, foreign, impossible, undecided, waiting, assumed, allocated."""
 
     name: str
     state: str
@@ -40,6 +40,7 @@ class ClaimStatus(NamedTuple):
             "missing": "has not been made yet",
             "foreign": "is of another driver",
             "impossible": self.problem,
+            "undecided": self.problem,
             "waiting": "has no place yet",
             "assumed": f"is expected to be allocated on node {self.node}",
             "allocated": f"is allocated on node {self.node}",

@@ -95,7 +95,10 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
         }
     if evidence.claims and last.counts is not None:
         why = ", ".join(f"{reason} on {count}" for reason, count in last.counts.items())
-        summary = f"no card is known to be free for its claims ({why}); all nodes were left to kube-scheduler"
+        known = f"no card is known to be free for its claims ({why})"
+        if any(one.state == "undecided" for one in evidence.claims):
+            known = "nobody knows here whether its claims ask for cards of ours"
+        summary = f"{known}; all nodes were left to kube-scheduler"
         return {"state": "waiting", "summary": summary}
     if candidates is None or not candidates.nodes or last.asked is None:
         return {"state": "waiting", "summary": "kube-scheduler offered no node that is known here"}

@@ -57,7 +57,7 @@ def read(body: bytes, kinds: Collection[str] = (POD,)) -> Review:
     if kind not in kinds or request.get("subResource"):
         raise BadInput(
             f"request.kind is {quoted(kind, 40)}, subResource {quoted(request.get('subResource'), 40)}; this path is "
-            f"for {' and '.join(kind.lower() + 's' for kind in kinds)}"
+            f"for {' and '.join(kind.lower() + ('es' if kind[-1] == 's' else 's') for kind in kinds)}"
         )
     user = _mapping(request.get("userInfo"), "request.userInfo").get("username")
     return Review(

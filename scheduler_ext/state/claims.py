@@ -5,43 +5,48 @@ Claims are their authors' to write, so each is bounded and checked; status.alloc
 
 from __future__ import annotations
 
-import re
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
+
 from scheduler_ext.state.shape import Step
-from vcuda.spec import claims
-from vcuda.spec.errors import InvalidRequest
+from vcuda.quoted import quoted
+from vcuda.spec import claims, device_classes
+from vcuda.spec.device_classes import DeviceClass, Undecided, Whose
+from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.inventory import MOST_CARDS, Card
 from vcuda.spec.names import Names
 from vcuda.spec.request import ContainerRequest
-from vcuda.spec.units import BLOCK_BYTES, parse_quantity
+from vcuda.spec.selectors import MISSING, UNKNOWN, matches, quantity, version
+from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD, parse_quantity
 
 Key = tuple[str, str]  # namespace and name
 _MOST = 2**31  # no card has so much; keeps a forged amount from overflowing the cluster's integers
-_LONGEST_EXPRESSION = 1000
+_MOST_TEXT = 16 * 1024  # bytes of what is kept of a claim; its selectors are read under the engine's lock
+_LONGEST_CLASS = 253
 _MOST_USERS = 256  # Kubernetes' bound of reservedFor
-_TEXT = re.compile(r"""'[^'"\\]*'|"[^'"\\]*\"""")
-_ONE = r"""(?:'[^'"\\]*'|"[^'"\\]*")"""
-# device.attributes["vcuda.tencent.com"].productName == "NVIDIA L4", .startsWith("NVIDIA H100"), in ["…", "…"]
-_MODEL = re.compile(
-    rf"""device\.attributes\[['"](?P<driver>[^'"]+)['"]\]\.productName\s*(?P<how>==|in|\.startsWith\()\s*"""
-    rf"""(?P<texts>{_ONE}|\[\s*{_ONE}(?:\s*,\s*{_ONE})*\s*\])\s*\)?"""
-)
+_MOST_TRAITS = 32  # attributes and capacities of a device (api/resource/v1)
+_OWN_TRAITS = ("uuid", "minor", "productName", "parentUUID", "nvlinkIsland")
 _CLOSED = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, slots=True)
 class SeenSlice:
-    """A ResourceSlice of ours: a part of a node's pool, which has the node's name. `cards`: by device name."""
+    """A ResourceSlice of ours: a part of a node's pool, which has the node's name. `cards`: by device name.
+
+    `traits`: by UUID, the attributes that selectors may ask for.
+    """
 
     name: str
     node: str
     generation: int
     slices: int
     cards: Mapping[str, Card]
+    traits: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +72,12 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """What selectors say of a card's model, as far as they are read: it is, or begins with, one of each of `texts`."""
-
-    texts: tuple[tuple[bool, tuple[str, ...]], ...] = ()  # whether it may go on after that; what
-
-    def accept(self, model: str) -> bool:
-        return all(model.startswith(some) if beginning else model in some for beginning, some in self.texts)
-
-
-@dataclass(frozen=True, slots=True)
 class SeenClaim:
     """A ResourceClaim. `given`: None: it is not allocated. `wishes`: of our cards. `problem`: why no card can give it.
 
-    None of the three: it is none of ours. `models`: of all requests, where they agree. `open_requests`: those with
-    alternatives, of which `wishes` has the most of each amount until `given` says which it was.
+    `doubt`: why it can't be told what it asks of our cards. None of the four: it is none of ours. `selectors`: of all
+    requests and their classes, where they agree. `open_requests`: those with alternatives, of which `wishes` has the
+    most of each amount until `given` says which it was.
     """
 
     uid: str
@@ -90,7 +86,8 @@ class SeenClaim:
     given: tuple[Given, ...] | None
     wishes: tuple[Wish, ...] = ()
     problem: InvalidRequest | None = None
-    models: Models = Models()
+    doubt: Undecided | None = None
+    selectors: tuple[str, ...] = ()
     open_requests: tuple[str, ...] = ()
     users: tuple[str, ...] = ()  # UIDs of the pods for which it is reserved
 
@@ -100,7 +97,7 @@ class SeenClaim:
 
     @property
     def ours(self) -> bool:
-        return bool(self.wishes or self.given or self.problem)
+        return bool(self.wishes or self.given or self.problem or self.doubt)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -121,14 +118,45 @@ def slice_of(data: Mapping[str, Any], names: Names) -> SeenSlice | None:
     node, pool = spec.get("nodeName"), _mapping(spec.get("pool"))
     if spec.get("driver") != names.driver or not isinstance(node, str) or not node or pool.get("name") != node:
         return None
-    cards = {}
+    cards, traits = {}, {}
     for device in _list(spec.get("devices"))[:MOST_CARDS]:
         name, card = _mapping(device).get("name"), _card(_mapping(device))
         if isinstance(name, str) and card is not None:
-            cards[name] = card
+            cards[name], traits[card.uuid] = card, _traits(_mapping(device))
     name = str(_mapping(data.get("metadata")).get("name", ""))
     generation, count = _number(pool.get("generation")), _number(pool.get("resourceSliceCount"))
-    return SeenSlice(name, node, generation, count, cards)
+    return SeenSlice(name, node, generation, count, cards, traits)
+
+
+def _traits(device: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Cards of a kind have one object together. What each has for itself is left out: its Card knows the most of it."""
+    found = []
+    for name, value in list(_mapping(device.get("attributes")).items())[:_MOST_TRAITS]:
+        one = _mapping(value)
+        said = version(str(one["version"])) if "version" in one else one.get("string", one.get("int"))
+        if name not in _OWN_TRAITS and (isinstance(said, str | int | tuple) or said is UNKNOWN):
+            found.append((str(name), said))
+    return _together(tuple(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def _together(traits: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    return dict(traits)
+
+
+def selected(selectors: Sequence[str], card: Card, traits: Mapping[str, Any], names: Names) -> bool:
+    """Whether a card may be what selectors mean."""
+    known = {
+        "parentUUID": MISSING if traits.get("type") == "gpu" else UNKNOWN, "nvlinkIsland": UNKNOWN, **traits,
+        "uuid": card.uuid, "minor": card.minor, "productName": card.model,
+        claims.CORES: quantity(CORES_PER_CARD), claims.MEMORY: quantity(card.memory_blocks * BLOCK_BYTES),
+    }  # fmt: skip
+    return matches(selectors, device_classes.device(names, known, MISSING)) is not False
+
+
+def may_be_selected(selectors: Sequence[str], model: str, names: Names) -> bool:
+    """Whether selectors may mean a card of a model."""
+    return matches(selectors, device_classes.device(names, {"productName": model})) is not False
 
 
 def _card(device: Mapping[str, Any]) -> Card | None:
@@ -146,39 +174,93 @@ def _card(device: Mapping[str, Any]) -> Card | None:
 
 
 def claim_of(data: Mapping[str, Any], names: Names) -> SeenClaim:
-    """Read a ResourceClaim. Never raises for what its author wrote."""
+    """Read a ResourceClaim, but for what it asks. Never raises for what its author wrote."""
     metadata = _mapping(data.get("metadata"))
     uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
     status = _mapping(data.get("status"))
     allocation = status.get("allocation")
     users = tuple(str(_mapping(one).get("uid")) for one in _list(status.get("reservedFor"))[:_MOST_USERS])
     given = _given(_mapping(allocation), names) if isinstance(allocation, Mapping) else None
-    spec = _mapping(data.get("spec"))
+    return SeenClaim(uid, namespace, name, given, users=users)
+
+
+def asking(seen: SeenClaim, spec: Mapping[str, Any], names: Names, classes: Mapping[str, DeviceClass]) -> SeenClaim:
+    """The claim with what it asks as `classes` mean it; `spec`: see open_spec. Never raises."""
     try:
-        asked = claims.demand(spec, names)
+        if "large" in spec:
+            _decide_large(spec["large"], names, classes)
+            return seen
+        asked = claims.demand(spec, names, classes)
+    except Undecided as error:
+        return replace(seen, doubt=error.with_traceback(None))  # whose frames hold the claim
     except InvalidRequest as error:
-        return SeenClaim(uid, namespace, name, given, problem=error if given is None else None, users=users)
+        return replace(seen, problem=error.with_traceback(None))
     devices = _mapping(spec.get("devices"))
-    listed = map(_mapping, _list(devices.get("requests"))[: claims.MOST_REQUESTS])
+    listed = [_mapping(one) for one in _list(devices.get("requests"))]
     several = tuple(str(one.get("name")) for one in listed if one.get("firstAvailable"))
-    wishes, models = _wishes(devices, asked, names), _models(devices, names)
-    return SeenClaim(uid, namespace, name, given, wishes, models=models, open_requests=several, users=users)
+    selectors = _selectors(listed, names, classes)
+    return replace(seen, wishes=_wishes(devices, asked, names), selectors=selectors, open_requests=several)
 
 
-def _models(devices: Mapping[str, Any], names: Names) -> Models:
-    """Of selectors in one of the usual forms; whatever else they say, kube-scheduler alone reads."""
+def _decide_large(named: Sequence[str], names: Names, classes: Mapping[str, DeviceClass]) -> None:
+    """Raises Undecided where one of its classes may be given cards of ours."""
+    for name in named:
+        if (classes.get(name) or device_classes.unseen(name, names)).whose is not Whose.OTHERS:
+            raise Undecided(
+                Reason.UNDECIDED_CLASS,
+                f"what it asks of DeviceClass {quoted(name)} is more than {_MOST_TEXT} bytes, or nested too deep, and "
+                "not read here; write fewer requests and shorter selectors",
+            )
+
+
+def _selectors(
+    requests: Sequence[Mapping[str, Any]], names: Names, classes: Mapping[str, DeviceClass]
+) -> tuple[str, ...]:
+    """What chooses among cards of ours; that of alternatives kube-scheduler alone reads."""
     found = set()
-    for request in map(_mapping, _list(devices.get("requests"))[: claims.MOST_REQUESTS]):
+    for request in requests:
+        if request.get("firstAvailable"):
+            return ()
         body = _mapping(request.get("exactly"))
-        texts = []
-        for selector in map(_mapping, _list(body.get("selectors"))[: claims.MOST_REQUESTS]):
-            expression = str(_mapping(selector.get("cel")).get("expression", ""))[:_LONGEST_EXPRESSION].strip()
-            read = _MODEL.fullmatch(expression)
-            if read is not None and read["driver"] == names.driver:
-                some = tuple(one[1:-1] for one in _TEXT.findall(read["texts"]))
-                texts.append((read["how"].startswith("."), some))
-        found.add(Models(tuple(texts)))
-    return found.pop() if len(found) == 1 else Models()
+        its = claims.class_of(body, "", names, classes)
+        if its is not None:
+            found.add((*its.selectors, *claims.selectors_of(body)))
+    return found.pop() if len(found) == 1 else ()
+
+
+def open_spec(claim: Mapping[str, Any], names: Names) -> tuple[dict[str, Any], bytes, tuple[str, ...]]:
+    """What of a claim that is not allocated says what it asks of our cards, the same as text, and the classes it names.
+
+    `asking` reads it, at once and again when a class has changed. Of one that is larger than any of ours need be only
+    the classes are left.
+    """
+    devices = _mapping(_mapping(claim.get("spec")).get("devices"))
+    requests, config = devices.get("requests"), devices.get("config")
+    bodies = [
+        _mapping(body)
+        for one in map(_mapping, _list(requests)[: claims.MOST_REQUESTS])
+        for body in [one.get("exactly"), *_list(one.get("firstAvailable"))[: claims.MOST_REQUESTS]]
+    ]
+    named = tuple(dict.fromkeys(name for one in bodies if isinstance(name := one.get("deviceClassName"), str)))
+    if isinstance(config, list):  # of another form: demand says so
+        config = [one for one in config if not _of_another(one, names)]
+    spec: dict[str, Any] = {"devices": {"requests": requests, "config": config}}
+    if devices.get("constraints"):
+        spec["devices"]["constraints"] = devices["constraints"]
+    try:
+        text = orjson.dumps(spec)
+    except TypeError:  # nested too deep, halves of surrogate pairs
+        text = b""
+    if not 0 < len(text) <= _MOST_TEXT:
+        named = tuple(one for one in named if len(one) <= _LONGEST_CLASS and one.isprintable())
+        spec = {"large": list(named)}
+        text = orjson.dumps(spec)
+    return spec, text, named
+
+
+def _of_another(config: object, names: Names) -> bool:
+    opaque = config.get("opaque") if isinstance(config, Mapping) else None
+    return isinstance(opaque, Mapping) and opaque.get("driver") != names.driver
 
 
 def _given(allocation: Mapping[str, Any], names: Names) -> tuple[Given, ...]:

@@ -53,7 +53,7 @@ def quota_handlers(engine: Engine, namespace: str, name: str) -> Handlers:
 
 
 def claim_handlers(engine: Engine) -> tuple[Handlers, ...]:
-    """How the engine takes in claims, their templates, and the cards that nodes offer for claims."""
+    """How the engine takes in claims, their classes and templates, and the cards that nodes offer for claims."""
 
     def listed(kind: str, keep: Callable[[Collection[str]], None]) -> Callable[[Collection[str], float], None]:
         def take(keys: Collection[str], _since: float) -> None:
@@ -67,6 +67,12 @@ def claim_handlers(engine: Engine) -> tuple[Handlers, ...]:
         return lambda one: lose(str(one["metadata"]["namespace"]), str(one["metadata"]["name"]))
 
     return (
+        Handlers(
+            "deviceclasses",
+            engine.see_class,
+            lambda one: engine.lose_class(str(one["metadata"]["name"])),
+            listed("deviceclasses", engine.keep_classes),
+        ),
         Handlers(
             "resourceslices",
             engine.see_slice,

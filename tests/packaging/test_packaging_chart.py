@@ -24,7 +24,7 @@ from scheduler_ext.admission import settings as admission_settings
 from scheduler_ext.scoring import quotas
 from tests.support.rendered import container, helm_python, objects, rules
 from vcuda.settings import add_options, flag_of
-from vcuda.spec.claims import EXTENDED_PREFIX
+from vcuda.spec.device_classes import EXTENDED_PREFIX
 from vcuda.spec.names import Names
 
 EVERYTHING: dict[str, Any] = {
@@ -485,6 +485,7 @@ def test_claims_have_a_class_rights_and_the_extender_s_ear() -> None:
             resource for rule in rules if rule["apiGroups"] == ["resource.k8s.io"] for resource in rule["resources"]
         }
         assert "resourceclaims" in asked and "resourceslices" in asked, who
+        assert ("deviceclasses" in asked) == (who == "extender")
     assert "--claims" in container(found["Deployment", "gpu-scheduler-extender"])["args"]
     parsed = yaml.safe_load(found["ConfigMap", "shares"]["data"]["config.yaml"])
     (entry,) = [one for one in parsed["extenders"] if one["urlPrefix"].endswith("/scheduler/claims")]
@@ -538,8 +539,21 @@ def test_every_pod_meets_one_entry_of_the_webhook(setting: str, paths: dict[str,
             hook for hook in hooks if all(_admits(one, label) for one in hook["namespaceSelector"]["matchExpressions"])
         ]
         assert len(met) == (0 if label == "ignore" else 1), label
-    (theirs,) = found["ValidatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
-    assert theirs["clientConfig"]["service"]["path"] == webhook_app.CLAIMS_PATH
+    theirs = found["ValidatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
+    assert {one["clientConfig"]["service"]["path"] for one in theirs} == {webhook_app.CLAIMS_PATH}
+
+
+def test_classes_of_any_driver_pass_where_no_webhook_answers() -> None:
+    found = objects({**CLAIMS, "webhook": {**OWN["webhook"], "failurePolicy": "Fail"}})
+    claims, classes = found["ValidatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
+    assert (claims["failurePolicy"], classes["failurePolicy"]) == ("Fail", "Ignore")
+    (rule,) = classes["rules"]
+    assert (rule["resources"], rule["operations"], rule["scope"]) == (
+        ["deviceclasses"],
+        ["CREATE", "UPDATE"],
+        "Cluster",
+    )
+    assert "namespaceSelector" not in classes
 
 
 def _admits(expression: dict[str, Any], label: str | None) -> bool:

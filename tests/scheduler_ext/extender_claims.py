@@ -72,3 +72,24 @@ def allocated(thing: dict[str, Any], *results: tuple[str, str, int, int]) -> dic
         for node, card, cores, blocks in results
     ]  # fmt: skip
     return {**thing, "status": {"allocation": {"devices": {"results": given}}}}
+
+
+def device_class(name: str, *expressions: str, **fields: Any) -> dict[str, Any]:
+    """A DeviceClass of an operator; without expressions it is for our driver's devices."""
+    listed = expressions or (f"device.driver == '{NAMES.driver}'",)
+    spec = {"selectors": [{"cel": {"expression": one}} for one in listed], **fields}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def of_class(request: dict[str, Any], name: str, *expressions: str) -> dict[str, Any]:
+    """The request, of that DeviceClass and with selectors of its own."""
+    exactly = {**request["exactly"], "deviceClassName": name}
+    if expressions:
+        exactly["selectors"] = [{"cel": {"expression": one}} for one in expressions]
+    return {**request, "exactly": exactly}
+
+
+def configured(**parameters: Any) -> list[dict[str, Any]]:
+    """A class's or a claim's configuration for our driver."""
+    given = {"apiVersion": NAMES.config_version, "kind": "ShareConfig", **parameters}
+    return [{"opaque": {"driver": NAMES.driver, "parameters": given}}]

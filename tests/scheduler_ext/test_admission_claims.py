@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies
 
-from scheduler_ext.admission.rules import Rules, Verdict, decide, decide_claim
+from scheduler_ext.admission.rules import Rules, Verdict, decide, decide_claim, decide_class
 from scheduler_ext.protocol.admission_v1 import Review
-from scheduler_ext.state.claims import claim_of
-from tests.scheduler_ext.extender_claims import ask, claim
+from scheduler_ext.state.claims import asking, claim_of, open_spec
+from tests.scheduler_ext.extender_claims import ask, claim, device_class
 from tests.scheduler_ext.extender_support import NAMES, container, plain_pod, pod
 from tests.scheduler_ext.test_admission_rules import review
-from vcuda.spec.claims import EXTENDED_PREFIX
+from vcuda.spec.device_classes import EXTENDED_PREFIX
 from vcuda.spec.errors import Reason
 from vcuda.spec.request import Priority, asks_for_share
 from vcuda.spec.share_templates import ShareTemplate
@@ -114,7 +114,7 @@ def test_a_claim_is_answered_whatever_one_of_its_fields_holds(path: tuple[Any, .
     thing = _with(_whole_claim(), path, value)
     for kind, body in (("ResourceClaim", thing), ("ResourceClaimTemplate", {"spec": thing})):
         decide_claim(Review("r", "CREATE", "team", "alice", body, {}, kind), _CLAIMS)
-    claim_of(thing, NAMES)
+    asking(claim_of(thing, NAMES), open_spec(thing, NAMES)[0], NAMES, {})
 
 
 def test_without_the_rule_a_pod_keeps_its_resources() -> None:
@@ -222,3 +222,26 @@ def test_claims_that_are_there_and_those_of_exempt_namespaces_pass() -> None:
         decide_claim(Review("r", "CREATE", "team", "alice", {"spec": bad}, {}), Rules(exempt=frozenset({"team"})))
         == Verdict()
     )
+
+
+def of_class(thing: Any, operation: str = "CREATE") -> Verdict:
+    return decide_class(Review("r", operation, "", "alice", thing, {}, "DeviceClass"), _CLAIMS)
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+def test_a_class_for_our_cards_with_a_wrong_configuration_is_refused(operation: str) -> None:
+    config = configured(corelimit=50)["devices"]["config"]
+    refusal = of_class(device_class("gold", config=config), operation).refusal
+    assert refusal is not None and refusal.reason is Reason.INVALID_SHARE_CONFIG and "'corelimit'" in refusal.message
+    assert of_class(device_class("gold", config=configured(coreLimit=50)["devices"]["config"])) == Verdict()
+    assert of_class(device_class("nic", "device.driver == 'nic'", config=config)) == Verdict()
+
+
+def test_a_class_of_which_nobody_knows_whose_it_is_is_made_with_a_warning() -> None:
+    for thing in (device_class("gold", "true"), {"metadata": {"name": "gold"}}, {**device_class("gold"), "spec": 7}):
+        verdict = of_class(thing)
+        assert verdict.refusal is None and verdict.warnings[0].startswith(
+            "in namespaces with a quota its claims wait: "
+        )
+    for thing in ({}, {"metadata": {"name": 7}}, device_class("gold"), device_class("nic", "device.driver == 'nic'")):
+        assert of_class(thing) == Verdict()

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.spec import claims
+from vcuda.spec import claims, share_config
+from vcuda.spec.device_classes import DeviceClass, Whose
 from vcuda.spec.devices import device_name
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.inventory import Card
@@ -139,7 +140,7 @@ def test_a_configuration_that_is_not_understood_is_refused(fields: dict[str, Any
 @pytest.mark.parametrize("parameters", [None, [], "x", 7])
 def test_parameters_of_any_form_are_refused_not_crashed_on(parameters: object) -> None:
     with pytest.raises(InvalidRequest):
-        claims.parse_config(parameters)
+        share_config.parse_config(parameters)
 
 
 FIELDS = (
@@ -242,7 +243,7 @@ def test_a_class_that_is_no_text_is_none_of_ours(name: Any) -> None:
 def test_requests_of_other_classes_ask_nothing_of_us() -> None:
     assert asking({"name": "nic", "exactly": {"deviceClassName": "nic", "allocationMode": "All"}}) == ()
     own = {"name": "gpu", "exactly": {"deviceClassName": "gold"}}
-    assert claims.demand({"devices": {"requests": [own]}}, classes={"gold"})
+    assert claims.demand({"devices": {"requests": [own]}}, classes={"gold": DeviceClass("gold", Whose.OURS)})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ _CORE = "/api/v1"
 _CLAIMS = "/apis/resource.k8s.io/v1"
 _GROUPS = {
     "leases": "/apis/coordination.k8s.io/v1",
-    "resourceclaims": _CLAIMS, "resourceclaimtemplates": _CLAIMS, "resourceslices": _CLAIMS,
+    "deviceclasses": _CLAIMS, "resourceclaims": _CLAIMS, "resourceclaimtemplates": _CLAIMS, "resourceslices": _CLAIMS,
 }  # fmt: skip
 # RFC 1123 subdomain, the form of all names that we use (apimachinery pkg/util/validation): nothing in it can end a path
 # segment, begin a query or climb out of a folder.

@@ -18,6 +18,7 @@ class Reason(enum.StrEnum):
     INVALID_ANNOTATION = "InvalidAnnotation"
     INVALID_CLAIM = "InvalidClaim"
     INVALID_SHARE_CONFIG = "InvalidShareConfig"
+    UNDECIDED_CLASS = "UndecidedClass"
     INCOMPLETE_REQUEST = "IncompleteRequest"
     INVALID_PLACEMENT = "InvalidPlacement"
     INVALID_INVENTORY = "InvalidInventory"

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vcuda.quoted import quoted
-from vcuda.spec.claims import CONFIG_KIND, CORES, GROUP_VERSION, MEMORY
+from vcuda.spec.claims import CORES, GROUP_VERSION, MEMORY
 from vcuda.spec.devices import quantity
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import Names
 from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, ContainerRequest, Priority
+from vcuda.spec.share_config import CONFIG_KIND
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
 REQUEST = "share"  # the name of the one request of each claim
