@@ -39,7 +39,7 @@ def _asked(asked: PodRequest) -> list[dict[str, Any]]:
 def _decision(one: Decision) -> dict[str, Any]:
     data: dict[str, Any] = {"at": _when(one.at_ns), "candidates": one.candidates, "node": one.node}
     if one.refusal is not None:
-        data |= {"reason": str(one.refusal[0]), "message": told(one.refusal[1])}
+        data |= {"reason": str(one.refusal[0]), "message": one.refusal[1]}
     if one.asked is not None and one.shape is not None:
         shape = one.shape
         data |= {
@@ -57,7 +57,7 @@ def _decision(one: Decision) -> dict[str, Any]:
 
 
 def _remedy(one: Remedy) -> dict[str, Any]:
-    data: dict[str, Any] = {"text": told(one.text, _MOST_SUMMARY), "node": one.node}
+    data: dict[str, Any] = {"text": one.text, "node": one.node}
     if len(one.less) == 1:
         data |= {"container": one.less[0][0], "less": dict(one.less[0][1])}
     elif one.less:
@@ -71,7 +71,7 @@ def _remedy(one: Remedy) -> dict[str, Any]:
 
 def _claim(one: ClaimStatus) -> dict[str, Any]:
     more = {"problem": one.problem, "difference": one.difference}
-    said = {key: told(text) for key, text in more.items() if text}
+    said = {key: text for key, text in more.items() if text}
     return {"name": one.name, "state": one.state, "node": one.node, "cards": _cards(one.cards)} | said
 
 
@@ -133,7 +133,7 @@ def _unhealthy(candidates: CandidateNodes, codes: Ints) -> list[dict[str, str]]:
         for card in candidates.cards[position]:
             if card.why:
                 found.setdefault(card.why, candidates.nodes[position])
-    return [{"why": told(why), "node": node} for why, node in list(found.items())[:_MOST_NAMES]]
+    return [{"why": why, "node": node} for why, node in list(found.items())[:_MOST_NAMES]]
 
 
 def explanation(evidence: Evidence) -> dict[str, Any] | None:
@@ -160,7 +160,7 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
                 f"not, where a pod fits nowhere else, and after {ENDED_SECONDS:g} s"
             )
         if evidence.difference is not None:
-            found["difference"] = told(evidence.difference)
+            found["difference"] = evidence.difference
             found["summary"] += f"; {evidence.difference}"
     elif decisions:
         identity = (decisions[0].uid, decisions[0].namespace, decisions[0].name)
@@ -178,6 +178,15 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
         found["waits_for"] = list(evidence.waits_for)
     if evidence.candidates is not None:
         evidence.candidates.let_go()
-    found["summary"] = told(found["summary"], _MOST_SUMMARY)
     pod = dict(zip(("uid", "namespace", "name"), identity, strict=True))
-    return {"pod": pod} | found | {"decisions": [_decision(one) for one in decisions]}
+    whole: dict[str, Any] = _clean({"pod": pod} | found | {"decisions": [_decision(one) for one in decisions]})
+    return whole
+
+
+def _clean(data: Any) -> Any:
+    """The same with every text fit to be shown: names and annotations are their authors'."""
+    if isinstance(data, str):
+        return told(data, _MOST_SUMMARY)
+    if isinstance(data, Mapping):
+        return {_clean(key): _clean(value) for key, value in data.items()}
+    return [_clean(one) for one in data] if isinstance(data, list | tuple) else data

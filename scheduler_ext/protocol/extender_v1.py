@@ -22,6 +22,7 @@ from vcuda.printable import told
 MAX_PRIORITY = 10  # MaxExtenderPriority
 EXPLAINED_NODES = 100  # a success with more candidates does not list those that were not chosen: nobody reads them
 
+_LONGEST_NAME = 253  # of a node
 _LABELS = ["" if reason is None else str(reason) for reason in ROW_CODES]
 _LABELS[FITS] = str(ExtenderReason.NOT_CHOSEN)
 
@@ -270,7 +271,15 @@ def untouched(args: ExtenderArgs) -> bytes:
     return _result(args, list(args.names), {}, {})
 
 
+def _named(failed: dict[str, str]) -> dict[str, str]:
+    """With keys that may be shown: one that is no node's name is of no use to kube-scheduler."""
+    if max(map(len, failed), default=0) <= _LONGEST_NAME and "".join(failed).isprintable():
+        return failed
+    return {told(name, _LONGEST_NAME): why for name, why in failed.items()}
+
+
 def _result(args: ExtenderArgs, passed: Sequence[str], failed: dict[str, str], hopeless: dict[str, str]) -> bytes:
+    failed, hopeless = _named(failed), _named(hopeless)
     nodes = None if args.nodes is None else {"metadata": {}, "items": [args.nodes[name] for name in passed]}
     return orjson.dumps(
         {

@@ -192,7 +192,6 @@ def test_versions_that_are_no_numbers_are_not_compared() -> None:
         ),
         ({"type": "ERROR"}, ApiError, "500: "),
         ({"type": "ERROR", "object": "x"}, ApiError, "500: "),
-        ([], ApiUnreachable, "JSON that is not an object"),
     ],
 )
 def test_what_ends_a_watch_is_named_and_it_goes_on_where_it_was(
@@ -215,6 +214,11 @@ BROKEN = [
     {"type": "ADDED", "object": {"metadata": "x"}},
     {"object": {"metadata": [1]}},
     {},
+    [],
+    ["ADDED"],
+    "ADDED",
+    7,
+    None,
 ]
 
 

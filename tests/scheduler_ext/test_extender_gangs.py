@@ -132,6 +132,13 @@ def test_the_deadline_gives_everything_back_at_once() -> None:
     assert None not in [chosen(engine, member(name), "a", "b") for name in ("m1", "m2", "m3")]
 
 
+def placed(engine: Engine, cores: int = 60) -> list[dict[str, Any]]:
+    """The three pods of a gang, m0 to m2, all of which have asked and have a place on node a."""
+    ones = [member(f"m{number}", cores=cores) for number in range(3)]
+    assert [chosen(engine, one, "a") for one in ones] == ["a"] * 3
+    return ones
+
+
 def lapsed(engine: Engine) -> float:
     """How many gangs have lapsed."""
     return engine.metrics.gangs.labels("lapsed")._value.get()
@@ -141,8 +148,7 @@ def test_a_gang_whose_members_have_all_asked_is_given_back_at_its_deadline_too()
     """One that was never bound kept all others' places for `--assume-seconds`."""
     clock = Clock()
     engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300)
-    ones = [member(f"m{number}") for number in range(3)]
-    assert [chosen(engine, one, "a") for one in ones] == ["a"] * 3
+    ones = placed(engine)
     clock.now += 59
     engine.expire()
     assert held(engine) == 3 and lapsed(engine) == 0
@@ -167,9 +173,7 @@ def test_a_gang_whose_members_have_all_asked_is_given_back_at_its_deadline_too()
 def test_at_the_deadline_what_is_bound_stays_and_what_is_not_comes_by_itself() -> None:
     clock = Clock()
     engine = engine_with(node("a", cards("a", 4)), clock=clock, gang_seconds=60)
-    ones = [member(f"m{number}") for number in range(3)]
-    for one in ones:
-        assert chosen(engine, one, "a") == "a"
+    ones = placed(engine)
     bind(engine, ones[0], "a")
     clock.now += 100
     engine.expire()
@@ -190,10 +194,7 @@ def test_at_the_deadline_what_is_bound_stays_and_what_is_not_comes_by_itself() -
 def test_a_gang_that_is_bound_at_its_deadline_has_not_lapsed() -> None:
     clock = Clock()
     engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60)
-    ones = [member(f"m{number}") for number in range(3)]
-    for one in ones:
-        chosen(engine, one, "a")
-    for one in ones:
+    for one in placed(engine):
         bind(engine, one, "a")
     clock.now += 61
     engine.expire()
@@ -205,10 +206,7 @@ def test_a_gang_that_is_bound_at_its_deadline_has_not_lapsed() -> None:
 def test_a_replacement_just_before_the_deadline_is_not_given_back_with_it() -> None:
     clock = Clock()
     engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60)
-    ones = [member(f"m{number}") for number in range(3)]
-    for one in ones:
-        chosen(engine, one, "a")
-    for one in ones:
+    for one in placed(engine):
         bind(engine, one, "a")
     engine.lose_pod("m2")
     clock.now += 59.5
@@ -223,9 +221,7 @@ def test_a_bind_that_is_under_way_at_the_deadline_is_neither_doubled_nor_lost(en
     """Its cards are nobody else's before it is known that it is not, and will not be, carried out."""
     clock = Clock()
     engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300, late_seconds=11)
-    ones = [member(f"m{number}", cores=100) for number in range(3)]
-    for one in ones:
-        assert chosen(engine, one, "a") == "a"
+    ones = placed(engine, cores=100)
     write = engine.begin_bind("m0", "a")
     assert isinstance(write, Write)
     clock.now += 61
@@ -260,9 +256,7 @@ def test_a_bind_that_is_under_way_at_the_deadline_is_neither_doubled_nor_lost(en
 def test_a_gang_that_lapsed_with_a_bind_under_way_gets_a_new_deadline() -> None:
     clock = Clock()
     engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300)
-    ones = [member(f"m{number}") for number in range(3)]
-    for one in ones:
-        assert chosen(engine, one, "a") == "a"
+    ones = placed(engine)
     assert isinstance(engine.begin_bind("m0", "a"), Write)
     clock.now += 61
     engine.expire()
@@ -279,9 +273,7 @@ def test_a_gang_that_lapsed_with_a_bind_under_way_gets_a_new_deadline() -> None:
 def test_of_a_gang_all_of_which_were_being_bound_at_the_deadline_one_that_failed_is_given_back() -> None:
     clock = Clock()
     engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300)
-    ones = [member(f"m{number}") for number in range(3)]
-    for one in ones:
-        assert chosen(engine, one, "a") == "a"
+    ones = placed(engine)
     for one in ones:
         assert isinstance(engine.begin_bind(one["metadata"]["uid"], "a"), Write)
     clock.now += 61

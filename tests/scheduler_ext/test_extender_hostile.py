@@ -22,7 +22,7 @@ from scheduler_ext.sync import events
 from scheduler_ext.sync.api import ApiServer
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_claims import claim, node_slices, user
-from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
+from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, plain_pod, pod
 from vcuda import logs
 from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
 from vcuda.kube.events import Correlator
@@ -137,6 +137,40 @@ def test_names_that_no_api_server_would_take(api: FakeApi, start: Start) -> None
     ):
         all_clean(extender.client.get(path).json())
     all_clean(extender.client.get(f"/cluster?node={urllib.parse.quote(HOSTILE)}").json())
+
+
+@pytest.mark.parametrize("word", [HOSTILE, LONG])
+def test_names_of_nodes_that_a_caller_made_up(word: str, api: FakeApi, start: Start) -> None:
+    """They come back as what failed, for people: nobody has such a node."""
+    api.put("nodes", node("a", cards("a", 2)))
+    extender = start(body_bytes=2**23)
+    for answer in (
+        extender.filter(pod("p", 150, uid="u"), ["a", word]),
+        extender.filter(pod("q", 30, uid="v"), ["a", word]),
+        extender.filter(pod("r", 100, 4000, uid="w"), ["a", word]),
+        extender.post("/scheduler/simulate", {"Pod": pod("p", 30), "NodeNames": ["a", word]}),
+    ):
+        failed = {**answer["FailedNodes"], **answer["FailedAndUnresolvableNodes"]}
+        assert len({*failed, *answer["NodeNames"]}) == 2
+        for name in failed:
+            clean(name, 253)
+    assert extender.filter(plain_pod("n"), ["a", word])["NodeNames"] == ["a", word], "what passes is as it came"
+
+
+def test_an_explanation_is_clean_as_a_whole(api: FakeApi, start: Start) -> None:
+    """What annotations and names say stands in it as data, too, and curl shows it to a terminal."""
+    api.put("nodes", node("a", cards("a", 2)))
+    extender = start(body_bytes=2**23)
+    odd = "\u202e\u2066\x9b31m\u200b\u2028"
+    annotations = {NAMES.gang: f"{odd}/2", NAMES.card_model: f"!{odd},{odd}2", NAMES.card_uuid: odd}
+    one = pod("p", uid="u", annotations=annotations, containers=[container(f"{odd}{'x' * 2**20}", 30, 10)])
+    extender.filter(one, ["a", f"{odd}b"])
+    clean(extender.client.get("/explain/u").text, 65536)
+    one = user("q", f"c{odd}", uid="w")
+    extender.engine.see_claim(claim(f"c{odd}"))
+    extender.engine.see_pod(one)
+    extender.engine.filter_claims(one, ["a"])
+    clean(extender.client.get("/explain/w").text, 65536)
 
 
 @pytest.mark.parametrize("status", [403, 404, 409, 422, 500])

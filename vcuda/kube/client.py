@@ -47,16 +47,17 @@ class Client:
             body=payload,
             content_type=content_type,
         )
-        return self.parsed(data)
-
-    def parsed(self, data: bytes) -> dict[str, Any]:
-        try:
-            found = nesting.loads(data, self._parse)
-        except ValueError as error:
-            raise ApiUnreachable(f"the API server sent something that is not JSON: {error}") from None
+        found = self.parsed(data)
         if not isinstance(found, dict):
             raise ApiUnreachable("the API server sent JSON that is not an object")
         return found
+
+    def parsed(self, data: bytes) -> Any:
+        """Any JSON. Raises ApiUnreachable for what is none: half of an answer, a proxy's page."""
+        try:
+            return nesting.loads(data, self._parse)
+        except ValueError as error:
+            raise ApiUnreachable(f"the API server sent something that is not JSON: {error}") from None
 
     def get(self, kind: str, namespace: str, name: str, *, timeout: float | None = None) -> dict[str, Any]:
         """One object. ApiError 404 if there is none."""

@@ -192,6 +192,8 @@ class Informer:
 
     def _parsed(self, line: bytes) -> tuple[object, Object, str]:
         event = self._client.parsed(line)
+        if not isinstance(event, dict):
+            raise _Unreadable("it is no object")
         kind, thing = event.get("type"), event.get("object")
         if kind == "ERROR":
             status = thing if isinstance(thing, dict) else {}
