@@ -43,11 +43,15 @@ class BadInput(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ExtenderArgs:
-    """A filter or prioritize request. `nodes` holds the Node objects by name if whole objects were sent, else None."""
+    """A filter or prioritize request. `nodes` holds the Node objects by name if whole objects were sent, else None.
+
+    `known`: all names are those of nodes that the API server has shown.
+    """
 
     pod: Mapping[str, Any]
     names: Sequence[str]
     nodes: Mapping[str, Mapping[str, Any]] | None
+    known: bool = False
 
 
 class BindingArgs(NamedTuple):
@@ -132,16 +136,19 @@ def _pod(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_args(
-    body: bytes, offered: Callable[[bytes], tuple[bytes, Sequence[str]] | None] = lambda _: None
+    body: bytes, offered: Callable[[bytes], tuple[bytes, Sequence[str], bool] | None] = lambda _: None
 ) -> ExtenderArgs:
-    """Read ExtenderArgs. Raises BadInput. `offered` takes NodeNames out of a body, if it can, and reads them faster."""
+    """Read ExtenderArgs. Raises BadInput.
+
+    `offered` takes NodeNames out of a body, if it can, reads them faster, and says whether all are known.
+    """
     found = offered(body)
     data = _object(body if found is None else found[0])
     if found is not None and data.get("nodenames") is not None:
         found, data = None, _object(body)  # given twice, once with an escape in its key
     pod = _pod(data)
     if found is not None:
-        return ExtenderArgs(pod, found[1], None)
+        return ExtenderArgs(pod, found[1], None, found[2])
     names, nodes = data.get("nodenames"), data.get("nodes")
     if names is None and nodes is None:
         raise BadInput("neither NodeNames nor Nodes is given")
@@ -279,7 +286,8 @@ def _named(failed: dict[str, str]) -> dict[str, str]:
 
 
 def _result(args: ExtenderArgs, passed: Sequence[str], failed: dict[str, str], hopeless: dict[str, str]) -> bytes:
-    failed, hopeless = _named(failed), _named(hopeless)
+    if not args.known:
+        failed, hopeless = _named(failed), _named(hopeless)
     nodes = None if args.nodes is None else {"metadata": {}, "items": [args.nodes[name] for name in passed]}
     return orjson.dumps(
         {

@@ -22,6 +22,11 @@ class OfferedNames(Sequence[str]):
         self._text = text  # of the request, which is kept as long: thousands of names are not copied
         self._names: list[str] | None = None
 
+    @property
+    def known(self) -> bool:
+        """Whether all are rows of the cluster."""
+        return bool((self.rows >= 0).all())
+
     def _made(self) -> list[str]:
         if self._names is None:
             self._names = orjson.loads(self._text)
@@ -77,10 +82,10 @@ class NodeNames:
         start, end = place
         return OfferedNames(self._rows[:count].copy(), self.version, memoryview(body)[start:end]), start, end
 
-    def offered(self, body: bytes) -> tuple[bytes, OfferedNames] | None:
-        """The body with null in place of its NodeNames, and these; None as above."""
+    def offered(self, body: bytes) -> tuple[bytes, OfferedNames, bool] | None:
+        """The body with null in place of its NodeNames, these, and whether all are known; None as above."""
         found = self.places(body)
         if found is None:
             return None
         names, start, end = found
-        return b"%bnull%b" % (body[:start], body[end:]), names
+        return b"%bnull%b" % (body[:start], body[end:]), names, names.known
