@@ -220,6 +220,12 @@ class ClaimBook:
         """Whether the watch has shown a claim, ours or not."""
         return (namespace, name) in self._claims or (namespace, name) in self._others
 
+    def knows_classes(self, namespace: str, name: str) -> bool:
+        """Whether the watch has shown all classes that a claim names, but for the one of our driver's name."""
+        there = self._open.get((namespace, name))
+        own = self._cache.names.driver
+        return there is None or all(one in self._classes or one == own for one in there.named)
+
     def on(self, node: str) -> Iterator[tuple[SeenClaim, Usage]]:
         """What is allocated on a node, and what that books there."""
         for old in self._there.get(node, {}).values():

@@ -152,9 +152,10 @@ class Claims:
         return asks_as_extended(pod, self._cache.names, self._book.extended) is not None
 
     def unseen(self, pod: Mapping[str, Any]) -> bool:
-        """Whether kube-scheduler knows a claim of the pod that our watch has not shown."""
-        namespace = str(pod["metadata"].get("namespace") or "")
-        return any(not self._book.seen(namespace, name) for name in claims.names_of_claims(pod))
+        """Whether kube-scheduler knows a claim of the pod, or a class of one, that our watch has not shown."""
+        namespace, book = str(pod["metadata"].get("namespace") or ""), self._book
+        named = claims.names_of_claims(pod)
+        return any(not (book.seen(namespace, name) and book.knows_classes(namespace, name)) for name in named)
 
     # --- deciding ---
 

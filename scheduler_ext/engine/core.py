@@ -182,7 +182,7 @@ class Engine:
             return self._claims.asks_as_extended(pod)
 
     def claims_unseen(self, pod: Mapping[str, Any]) -> bool:
-        """Whether a claim of the pod exists that the watch has not shown yet."""
+        """Whether a claim of the pod exists, or a class of one, that the watch has not shown yet."""
         with self._lock:
             return self._claims.unseen(pod)
 

@@ -15,7 +15,7 @@ from scheduler_ext.scoring import scores
 from scheduler_ext.scoring.scores import Scores
 from scheduler_ext.scoring.typical_pods import Workload
 from scheduler_ext.state.shape import Shape, Step
-from tests.scheduler_ext.extender_claims import allocated, ask, claim, node_slices, user
+from tests.scheduler_ext.extender_claims import allocated, ask, claim, device_class, node_slices, user
 from tests.scheduler_ext.extender_support import NAMES, cards, node
 from vcuda.spec.devices import device_name
 from vcuda.spec.errors import Reason
@@ -248,6 +248,7 @@ def test_a_policy_of_the_pod_counts(engine: Engine) -> None:
 def test_claims_of_others_and_allocated_ones_let_all_nodes_pass(engine: Engine) -> None:
     other = ask()
     other["exactly"]["deviceClassName"] = "gpu.nvidia.com"
+    engine.see_class(device_class("gpu.nvidia.com", "device.driver == 'gpu.nvidia.com'"))
     engine.see_claim(claim("theirs", other))
     engine.see_claim(allocated(claim("old"), ("a", "GPU-a-0", 60, 20)))
     assert asks(engine, user("p", "theirs", "old")) is None

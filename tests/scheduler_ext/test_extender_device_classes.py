@@ -426,6 +426,24 @@ def test_ten_thousand_classes_and_a_class_that_changes_without_end() -> None:
 # --- as a program ---
 
 
+def test_a_class_that_kube_scheduler_knows_first_is_waited_for(api: FakeApi, start: Callable[..., Running]) -> None:
+    """It asks only about pods whose claims' classes it has seen."""
+    for one in node_slices("a"):
+        api.put("resourceslices", one)
+    api.put("nodes", node("a", None))
+    api.put("resourceclaims", gold("c"))
+    extender = start(claims=True)
+    extender.engine.see_quotas({"data": {"quotas": QUOTA}})
+    found: list[dict[str, Any]] = []
+    body = {"Pod": user("p", "c"), "NodeNames": ["a"]}
+    asking = threading.Thread(target=lambda: found.append(extender.post("/scheduler/claims/filter", body)))
+    asking.start()
+    eventually(lambda: extender.engine.claims_unseen(user("p", "c")))
+    api.put("deviceclasses", device_class("gold"))
+    asking.join(20)
+    assert found[0]["NodeNames"] == ["a"]
+
+
 def test_the_watch_of_classes_is_followed(api: FakeApi, start: Callable[..., Running]) -> None:
     for name in ("a", "b"):
         api.put("nodes", node(name, None))
