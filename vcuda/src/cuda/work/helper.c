@@ -6,9 +6,13 @@
 #include <sys/prctl.h>
 
 #include "base/clock.h"
+#include "cuda/work/bell.h"
 #include "cuda/work/capture.h"
 #include "cuda/work/gates.h"
-#include "cuda/work/tracker.h"
+#include "cuda/work/hosted.h"
+#include "cuda/work/left.h"
+#include "cuda/work/mark.h"
+#include "cuda/work/visit.h"
 
 /* cuEventElapsedTime is a float of ms: the base must stay near for it to resolve fractions of a microsecond. */
 static const uint64_t BASE_AGE_NS = 3000000000u;
@@ -409,7 +413,7 @@ static bool left_is_busy(struct vc_tracker *tracker)
     bool busy = false;
     for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT && !busy; i++) {
         struct vc_left_stream left = vc_left_look(tracker, i);
-        bool begun = left.stream && !left.hosted && (!left.begins || reached(left.begins->event));
+        bool begun = left.stream && !vc_stream_is_hosted(tracker, left.stream) && (!left.begins || reached(left.begins->event));
         if (begun && vc_left_visit(tracker, &tracker->left[i], left.stamp)) {
             if (!vc_visit_captures() && !vc_capture_is(left.stream))
                 busy = vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY;

@@ -6,8 +6,10 @@
 
 #include "base/clock.h"
 #include "base/fork.h"
+#include "cuda/work/bell.h"
 #include "cuda/work/gates.h"
 #include "cuda/work/helper.h"
+#include "cuda/work/mark.h"
 
 enum { CACHE_LINE = 64 };
 
@@ -30,6 +32,7 @@ static void forked(void)
     vc_lanes_new_epoch();
     vc_visits_forked();
     vc_trackers_forked();
+    vc_bell_forked();
     vc_helper_forked();
 }
 

@@ -3,9 +3,14 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cuda/work/bell.h"
 #include "cuda/work/capture.h"
+#include "cuda/work/ending.h"
 #include "cuda/work/gates.h"
 #include "cuda/work/helper.h"
+#include "cuda/work/hosted.h"
+#include "cuda/work/left.h"
+#include "cuda/work/mark.h"
 
 /* On the legacy or a thread's own stream: good in one context only. As many captures there never are. */
 static const uint64_t OF_CONTEXT = UINT64_C(1) << 31;

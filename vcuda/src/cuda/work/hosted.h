@@ -1,0 +1,19 @@
+/* Streams on which one thread launches and another puts what is not the card's work: the launcher is told. */
+#ifndef VC_HOSTED_H
+#define VC_HOSTED_H
+
+#include "cuda/work/tracker.h"
+
+/* The calling thread is about to put something on that stream which is not the card's work; `lane`: by which it launches there itself, or NULL. What others have left
+ * there is marked behind, and they are told. */
+void vc_tracker_hosts(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t left_stamp);
+/* Whether another thread did so within the last second, or since `lane` last launched anything there (`*since`; `*known`: how many such things there were then, and now). */
+bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *known, bool *since);
+
+/* Whether any thread was told so of the stream within the last second. */
+bool vc_stream_is_hosted(struct vc_tracker *tracker, CUstream stream);
+
+/* It was destroyed. */
+void vc_trackers_stream_gone(CUstream stream);
+
+#endif
