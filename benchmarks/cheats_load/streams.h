@@ -53,6 +53,15 @@ static void bursts_in_turn(struct place *place)
     sleep_us(600);
 }
 
+/* A server that is asked for little: nothing is launched for so long that nobody looks any more. */
+static void requests_far_apart(struct place *place)
+{
+    for (unsigned i = 0; i < 5; i++)
+        launch(place, "spin_1000us", place->streams[0]);
+    CALL(cuStreamSynchronize, place->streams[0]);
+    sleep_us(50000);
+}
+
 /* The first of each burst is the one that is measured; what the others take is told by their argument. */
 static void long_behind_a_short_one(struct place *place)
 {
@@ -64,6 +73,36 @@ static void long_behind_a_short_one(struct place *place)
     for (unsigned i = 0; i < 12; i++)
         launch_by_argument(place, i == 0 ? shorter : longer);
     sleep_us(700);
+}
+
+/* What unloads any module makes the lanes anew. */
+static void long_behind_a_short_one_and_unloads(struct place *place)
+{
+    static uint64_t unloaded_ns;
+    long_behind_a_short_one(place);
+    if (now_ns() < unloaded_ns + 30000000)
+        return;
+    unloaded_ns = now_ns();
+    CALL(cuModuleUnload, load_module());
+}
+
+static void for_so_long(struct place *place, uint64_t ns)
+{
+    for (uint64_t until_ns = now_ns() + ns; now_ns() < until_ns;)
+        long_behind_a_short_one(place);
+}
+
+static void for_80_ms(struct place *place) { for_so_long(place, 80000000); }
+static void for_400_ms(struct place *place) { for_so_long(place, 400000000); }
+
+/* Two at a time, each of which ends before anybody knows it. */
+static void long_behind_a_short_one_by_children(struct place *place)
+{
+    (void)place;
+    pid_t longer = child(for_400_ms, 0);
+    for (unsigned i = 0; i < 5; i++)
+        waitpid(child(for_80_ms, 0), NULL, 0);
+    waitpid(longer, NULL, 0);
 }
 
 static void threads_round(struct place *place)

@@ -999,7 +999,7 @@ static uint64_t added(unsigned busy, unsigned charged, unsigned seconds, uint64_
         account += (int64_t)(passed * charged / 1000);
         others_ns += passed * others / 1000;
         struct vc_sample sample = {.now_ns = now, .charged_ns = account, .tenants_ns = others_ns, .rate_ppm = charged * 1000, .busy = (dice >> 32) % 1000 < busy, .clear = clear};
-        uint64_t more = vc_samples_add(&samples, &sample);
+        uint64_t more = vc_samples_add(&samples, NULL, &sample);
         due += more;
         if (more != 0) { /* all is marked then, and charged */
             CHECK(samples.all_until_ns > now);
@@ -1035,7 +1035,7 @@ static unsigned times_marked(uint64_t way, unsigned seconds)
         now += MS / 2 + dice % MS;
         struct vc_sample sample = {.now_ns = now, .charged_ns = (int64_t)(now * 10 / 25), .launches = now / (25 * US), .rate_ppm = 500000, .clear = true};
         sample.busy = (dice >> 32) % (25 * US) < 10 * US + way;
-        times += vc_samples_add(&samples, &sample) != 0;
+        times += vc_samples_add(&samples, NULL, &sample) != 0;
     }
     return times;
 }
@@ -1044,6 +1044,75 @@ static void test_samples_learn_how_long_launches_are_on_their_way(void)
 {
     CHECK(times_marked(0, 60) == 0 && times_marked(4200, 60) == 0);
     CHECK(times_marked(10 * US, 60) == 1 && times_marked(14 * US, 60) == 1);
+}
+
+static uint64_t throw(uint64_t *dice)
+{
+    *dice ^= *dice << 13, *dice ^= *dice >> 7, *dice ^= *dice << 17;
+    return *dice;
+}
+
+/* Nobody looks in the pauses, and the first look is at once behind a launch. */
+static void test_requests_with_long_pauses_between_are_not_seen_twice(void)
+{
+    struct vc_samples samples = {0};
+    uint64_t dice = 88172645463325252u, now = T;
+    int64_t account = 0;
+    for (unsigned request = 0; request < 1000; request++, now += 30 * MS) {
+        uint64_t from = now, next = now + throw(&dice) % MS;
+        for (; next < from + 25 * MS; next += MS / 2 + throw(&dice) % MS) {
+            uint64_t done = vc_earlier(next - from, 5 * MS);
+            struct vc_sample sample = {.now_ns = next, .charged_ns = account + (int64_t)done, .rate_ppm = 100000, .busy = done < 5 * MS, .clear = true};
+            CHECK(vc_samples_add(&samples, NULL, &sample) == 0);
+        }
+        vc_samples_pause(&samples);
+        account += 5 * MS;
+        now = from + 25 * MS;
+    }
+}
+
+/* Processes of one container, each of which has the card half of the time and is charged `charged` of 1000 us, for `lives` ms; what samples add in 10 s. */
+static uint64_t added_to_container(uint64_t charged, uint64_t lives)
+{
+    uint64_t dice = 88172645463325252u, due = 0;
+    int64_t container = 0;
+    for (uint64_t born = T; born < T + 10000 * MS && due == 0; born += lives * MS) {
+        struct vc_samples samples = {0};
+        for (uint64_t now = born; now < born + lives * MS && due == 0; now += MS / 2 + throw(&dice) % MS) {
+            struct vc_sample sample = {.now_ns = now, .charged_ns = (int64_t)((now - born) * charged / 1000), .rate_ppm = 500000, .busy = throw(&dice) >> 32 & 1, .clear = true};
+            due += vc_samples_add(&samples, &container, &sample);
+        }
+    }
+    return due;
+}
+
+static void test_what_processes_that_end_soon_were_not_charged_adds_up(void)
+{
+    CHECK(added_to_container(500, 80) == 0);
+    CHECK(added_to_container(10, 80) > 100 * MS);
+}
+
+/* Two processes with work on the card all the time, of which each is charged `charged` of 1000 us and says that it is there: what samples add to one in 20 s. */
+static uint64_t added_beside(uint64_t charged, uint64_t told)
+{
+    struct vc_samples samples = {0};
+    uint64_t dice = 88172645463325252u, due = 0;
+    int64_t container = 0;
+    for (uint64_t now = T; now < T + 20000 * MS && due == 0; now += MS / 2 + throw(&dice) % MS) {
+        struct vc_sample sample = {
+            .now_ns = now, .charged_ns = (int64_t)((now - T) * charged / 1000), .siblings_ns = (now - T) * told / 1000, .siblings = 1,
+            .rate_ppm = 500000, .busy = true, .clear = true};
+        due += vc_samples_add(&samples, &container, &sample);
+    }
+    return due;
+}
+
+static void test_processes_that_have_the_card_at_the_same_time_are_seen_once(void)
+{
+    CHECK(added_beside(500, 500) == 0);
+    CHECK(added_beside(500, 420) == 0); /* what is told is behind */
+    CHECK(added_beside(10, 10) > 0);
+    CHECK(added_beside(500, 10) > 0); /* what the sibling says without having it */
 }
 
 static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
@@ -1067,6 +1136,9 @@ int main(void)
 {
     test_samples_find_what_is_not_charged_and_nothing_else();
     test_samples_learn_how_long_launches_are_on_their_way();
+    test_requests_with_long_pauses_between_are_not_seen_twice();
+    test_what_processes_that_end_soon_were_not_charged_adds_up();
+    test_processes_that_have_the_card_at_the_same_time_are_seen_once();
     test_what_samples_find_is_charged_and_then_all_is_marked();
     test_work_that_was_done_within_its_call_is_not_taken_to_be_short();
     test_what_is_told_is_what_can_have_been_done();

@@ -603,17 +603,35 @@ void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
         .charged_ns = gate->own.taken_ns - (int64_t)grown(now_ns, gate->finish_ns),
         .tenants_ns = vc_load_relaxed(&gate->limit->others_gpu_ns),
         .siblings_ns = grown(gate->told_ns, told),
+        .siblings = vc_turn_siblings_busy(&gate->turns, now_ns),
         .rate_ppm = policy.rate_ppm,
         .launches = vc_load_relaxed(&gate->launches),
         .begins = gate->begins,
         .busy = busy,
         .clear = policy.gated && policy.arbitrated && !contended,
     };
-    uint64_t due = vc_samples_add(&gate->samples, &sample);
+    vc_samples_mark_until(&gate->samples, now_ns, vc_load_relaxed(&gate->usage->all_until_ns));
+    uint64_t due = vc_samples_add(&gate->samples, gate->turns.slots ? &gate->usage->unpaid_ns : NULL, &sample);
     if (VC_UNLIKELY(due != 0)) {
         account(gate, (int64_t)due);
-        vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
+        vc_raise_to(&gate->usage->all_until_ns, gate->samples.all_until_ns);
     }
+    vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_not_sampled(struct vc_gate *gate)
+{
+    pthread_mutex_lock(&gate->mutex);
+    vc_samples_pause(&gate->samples);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_mark_all(struct vc_gate *gate, uint64_t now_ns, uint64_t until_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    vc_samples_mark_until(&gate->samples, now_ns, until_ns);
+    vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
     pthread_mutex_unlock(&gate->mutex);
 }
 

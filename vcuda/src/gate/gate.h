@@ -212,8 +212,13 @@ static inline bool vc_gate_marks_all(const struct vc_gate *gate)
     return VC_UNLIKELY(until != 0) && vc_now_ns() < until;
 }
 
+/* Everything is to be marked until then. */
+void vc_gate_mark_all(struct vc_gate *gate, uint64_t now_ns, uint64_t until_ns);
+
 /* The helper's: at a moment that no program can foresee the card was `busy` with this process's work, or not. */
 void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy);
+/* … and nobody looks until something is launched again. */
+void vc_gate_not_sampled(struct vc_gate *gate);
 
 /* The helper's: whether the process may have work on the card still. Returns when to look again; UINT64_MAX: not by itself. `*opened`: it has
  * where it was thought to rest, so the arbiter has to note as long as it lives. */

@@ -17,7 +17,11 @@ static const uint64_t LONGEST_NS = 10000000;
 static const uint64_t LEAST_FOR_NS = 2000000000, MOST_FOR_NS = 64000000000;
 /* An H100 needed 4.2 us, in another hour 22.8. */
 static const uint64_t USUAL_LAUNCH_NS = 5000, MOST_LAUNCH_NS = 25000;
+static const uint64_t MOST_DUE_NS = 1000000000;
 enum { DRIFT_PARTS = 128 }; /* of the time that passes: chance alone never adds up */
+
+/* What siblings told is behind what they had by so much; and what of that may be believed. */
+static const uint64_t BELIEVED_NS = 10000000, MOST_BELIEVED_NS = 100000000;
 
 static uint64_t grown(uint64_t from, uint64_t to)
 {
@@ -43,16 +47,55 @@ static void learn_launch(struct vc_samples *samples)
     samples->all_launches = samples->all_samples = 0;
 }
 
-uint64_t vc_samples_add(struct vc_samples *samples, const struct vc_sample *sample)
+/* Siblings that say they are on the card have an equal part of it each, as far as they told of that much: what they say lies where a tenant can write. */
+static uint64_t siblings_part(struct vc_samples *samples, const struct vc_sample *sample, uint64_t told_ns, uint64_t whole_ns)
+{
+    samples->believed_ns = vc_earlier(samples->believed_ns + told_ns + told_ns / 4, MOST_BELIEVED_NS);
+    uint64_t part = vc_earlier(whole_ns - whole_ns / (1 + sample->siblings), samples->believed_ns);
+    samples->believed_ns -= part;
+    return part;
+}
+
+static uint64_t due_of(int64_t *unpaid_ns, int64_t more_ns, uint64_t rate_ppm)
+{
+    int64_t unpaid = __atomic_add_fetch(unpaid_ns, more_ns, __ATOMIC_RELAXED);
+    if (unpaid < -ADVANCE_NS)
+        __atomic_compare_exchange_n(unpaid_ns, &unpaid, -ADVANCE_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    if (unpaid < too_much_ns(rate_ppm))
+        return 0;
+    bool ours = __atomic_compare_exchange_n(unpaid_ns, &unpaid, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return ours ? vc_earlier((uint64_t)unpaid, MOST_DUE_NS) : 0; /* the container's lies where a tenant can write */
+}
+
+void vc_samples_mark_until(struct vc_samples *samples, uint64_t now_ns, uint64_t until_ns)
+{
+    uint64_t until = vc_earlier(until_ns, now_ns + MOST_FOR_NS);
+    if (until <= vc_later(samples->all_until_ns, now_ns))
+        return;
+    samples->all_until_ns = until;
+    samples->all_for_ns = until - now_ns;
+}
+
+void vc_samples_pause(struct vc_samples *samples)
+{
+    samples->paused = true;
+}
+
+uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns, const struct vc_sample *sample)
 {
     const struct vc_sample before = samples->before;
     samples->before = *sample;
+    bool paused = samples->paused;
+    samples->paused = false;
     uint64_t passed = sample->now_ns - before.now_ns;
+    if (before.now_ns == 0)
+        samples->believed_ns = BELIEVED_NS;
     if (before.now_ns == 0 || !sample->clear || !before.clear)
         return 0;
-    uint64_t whole = vc_earlier(passed, LONGEST_NS), others = grown(before.tenants_ns, sample->tenants_ns);
-    uint64_t seen = sample->busy ? whole - vc_earlier(grown(before.siblings_ns, sample->siblings_ns), whole) : 0;
-    int64_t unpaid = (int64_t)seen - (sample->charged_ns - before.charged_ns) - (int64_t)others;
+    /* The first one after a pause stands for as much as any other does on average: it is sooner behind a launch, as work is. */
+    uint64_t whole = paused ? VC_SAMPLE_NS : vc_earlier(passed, LONGEST_NS), others = grown(before.tenants_ns, sample->tenants_ns);
+    uint64_t siblings_told = grown(before.siblings_ns, sample->siblings_ns), siblings = siblings_part(samples, sample, siblings_told, sample->busy ? whole : 0);
+    int64_t charged = sample->charged_ns - before.charged_ns, unpaid = (int64_t)(sample->busy ? whole - siblings : 0) - charged - (int64_t)others;
     uint64_t launches = sample->launches - before.launches;
     if (sample->now_ns < samples->all_until_ns) {
         bool settled = before.now_ns > samples->all_until_ns - samples->all_for_ns; /* what was charged for the samples was charged before */
@@ -64,15 +107,16 @@ uint64_t vc_samples_add(struct vc_samples *samples, const struct vc_sample *samp
     if (samples->all_samples != 0)
         learn_launch(samples);
     uint64_t each = samples->launch_ns ? vc_later(samples->launch_ns, VC_SAMPLE_LAUNCH_NS) : USUAL_LAUNCH_NS, calls = launches * each + (sample->begins - before.begins) * VC_SAMPLE_BEGIN_NS;
-    samples->unpaid_ns += unpaid - (int64_t)(calls + passed / DRIFT_PARTS);
-    if (samples->unpaid_ns < -ADVANCE_NS)
-        samples->unpaid_ns = -ADVANCE_NS;
-    if (samples->unpaid_ns < too_much_ns(sample->rate_ppm))
+    unpaid -= (int64_t)(calls + whole / DRIFT_PARTS);
+    uint64_t due = due_of(&samples->unpaid_ns, unpaid, sample->rate_ppm);
+    if (container_unpaid_ns)
+        due += due_of(container_unpaid_ns, unpaid - (int64_t)due, sample->rate_ppm);
+    if (due == 0)
         return 0;
-    uint64_t due = (uint64_t)samples->unpaid_ns, since = samples->all_until_ns;
+    uint64_t since = samples->all_until_ns;
     bool again = since != 0 && sample->now_ns < since + 8 * samples->all_for_ns;
-    samples->all_for_ns = again ? vc_earlier(2 * samples->all_for_ns, MOST_FOR_NS) : LEAST_FOR_NS;
-    samples->all_until_ns = sample->now_ns + samples->all_for_ns;
+    uint64_t longer = again ? vc_later(2 * samples->all_for_ns, LEAST_FOR_NS) : LEAST_FOR_NS;
+    vc_samples_mark_until(samples, sample->now_ns, sample->now_ns + longer);
     samples->unpaid_ns = 0;
     return due;
 }

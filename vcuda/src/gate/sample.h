@@ -17,13 +17,16 @@ struct vc_sample {
     uint64_t siblings_ns; /* what the container's other processes had of it, whenever */
     uint64_t rate_ppm;    /* the limit, of a card's time */
     uint64_t launches, begins; /* that there were, and those of them that found the card idle */
+    uint32_t siblings;   /* those of them that say they have work on the card now */
     bool busy;           /* the card has work of this process */
     bool clear;          /* nobody else's work may be what it is busy with */
 };
 
 struct vc_samples {
     struct vc_sample before;
+    bool paused;          /* nobody looked since, because nothing was launched for a while */
     int64_t unpaid_ns;    /* by how much what was seen exceeds what was charged */
+    uint64_t believed_ns; /* what siblings may have had of what is seen next */
     uint64_t all_until_ns; /* until then everything is marked, because it did by too much */
     uint64_t all_for_ns;   /* … and for how long; by how much what was seen exceeded what was charged then: */
     int64_t excess_ns;
@@ -36,7 +39,14 @@ enum {
     VC_SAMPLE_LAUNCH_NS = 2000, VC_SAMPLE_BEGIN_NS = 6000, /* a stream is not idle from the call on, while its kernel is on its way to the card: at least */
 };
 
-/* One more of them. Returns what has to be charged; then everything is to be marked until `all_until_ns`. */
-uint64_t vc_samples_add(struct vc_samples *samples, const struct vc_sample *sample);
+/* One more of them. Returns what has to be charged; then everything is to be marked until `all_until_ns`. `container_unpaid_ns`: the same sum over
+ * all processes of the container, so that it does not begin anew with each; NULL: there is no other. */
+uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns, const struct vc_sample *sample);
+
+/* Everything is to be marked until then, for whatever other reason. */
+void vc_samples_mark_until(struct vc_samples *samples, uint64_t now_ns, uint64_t until_ns);
+
+/* Nobody looks until something is launched again. */
+void vc_samples_pause(struct vc_samples *samples);
 
 #endif

@@ -6,6 +6,9 @@
 enum { OWNER_SHIFT = 48, TIME_UNIT_SHIFT = 10 };
 static const uint64_t TIME_MASK = (UINT64_C(1) << OWNER_SHIFT) - 1;
 
+/* The end of what is on the card is known so late. */
+static const uint64_t SEEN_LATE_NS = 500000;
+
 /* Slot + 1 above, the end in units of 1024 ns below: nine years of uptime. */
 static uint64_t pack(uint32_t slot, uint64_t end_ns)
 {
@@ -123,4 +126,12 @@ bool vc_turn_shorten(const struct vc_turns *turns, uint64_t now_ns, uint64_t fin
     uint64_t worthwhile = VC_TURN_LEAD_NS >> TIME_UNIT_SHIFT;
     return ours && shorter + worthwhile < word &&
            __atomic_compare_exchange_n(&turns->usage->turn, &word, shorter, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+uint32_t vc_turn_siblings_busy(const struct vc_turns *turns, uint64_t now_ns)
+{
+    uint32_t busy = 0;
+    for (uint32_t slot = 0; turns->slots && slot < count(turns); slot++)
+        busy += slot != turns->own && finish_of(turns, slot) + SEEN_LATE_NS > now_ns;
+    return busy;
 }

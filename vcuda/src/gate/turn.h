@@ -46,4 +46,7 @@ struct vc_turn vc_turn_take(struct vc_turns *turns, uint64_t now_ns, uint64_t le
  * whether the siblings should look. */
 bool vc_turn_shorten(const struct vc_turns *turns, uint64_t now_ns, uint64_t finish_ns);
 
+/* How many siblings say that they have work on the card. */
+uint32_t vc_turn_siblings_busy(const struct vc_turns *turns, uint64_t now_ns);
+
 #endif

@@ -60,6 +60,7 @@ VC__OFFSET(vc_card_usage, turn, 120);
 VC__OFFSET(vc_card_usage, began_ns, 128);
 VC__OFFSET(vc_card_usage, open_slots, 136);
 VC__OFFSET(vc_card_usage, abandoned_until_ns, 176);
+VC__OFFSET(vc_card_usage, all_until_ns, 192);
 
 VC__SIZE(vc_slot_card, 128);
 VC__OFFSET(vc_slot_card, gpu_ns, 32);

@@ -11,6 +11,8 @@
 static struct vc_gate gates[VC_MAX_PROCESS_CARDS];
 static uint32_t ready[VC_MAX_PROCESS_CARDS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+/* A process of which little is known yet: all that it launches first is marked, or it could end before samples are sure. */
+static const uint64_t YOUNG_NS = 250000000;
 static struct vc_slot_card nobodys_slot; /* for a process that found no free slot */
 
 static void bind_gate(struct vc_gate *gate, const struct vc_card *card, struct vc_slot *slot)
@@ -36,6 +38,8 @@ struct vc_gate *vc_gates_get(int card)
     pthread_mutex_lock(&mutex);
     if (!ready[card]) {
         bind_gate(&gates[card], vc_card((uint32_t)card), slot);
+        uint64_t now = vc_now_ns();
+        vc_gate_mark_all(&gates[card], now, now + YOUNG_NS);
         vc_store_release(&ready[card], 1);
     }
     pthread_mutex_unlock(&mutex);
@@ -139,6 +143,8 @@ uint64_t vc_gates_sample_ends(void)
             at = now + at_random(VC_SAMPLE_NS);
         else if (sampling[card].due)
             at = active ? now + VC_SAMPLE_NS / 2 + at_random(VC_SAMPLE_NS) : 0;
+        if (at == 0 && sampling[card].at_ns != 0)
+            vc_gate_not_sampled(gate);
         sampling[card].at_ns = at;
         vc_store_relaxed(&gate->unsampled, at == 0);
         next = at != 0 && at < next ? at : next;
