@@ -91,7 +91,7 @@ class Engine:
 
     # --- kube-scheduler's verbs ---
 
-    def offered(self, body: bytes) -> tuple[bytes, OfferedNames, bool] | None:
+    def offered(self, body: bytes) -> tuple[bytes, OfferedNames] | None:
         """See NodeNames.offered: the nodes that a filter request offers."""
         with self._lock:
             return self.cache.cluster.named.offered(body)
@@ -104,7 +104,7 @@ class Engine:
                 return None
             names, start, end = found
             read = self._requests.read(body, start, end)
-        return None if read is None else ExtenderArgs(read[1], names, None, names.known)
+        return None if read is None else ExtenderArgs(read[1], names, None)
 
     def event(self, line: bytes) -> tuple[str, Mapping[str, Any], str] | None:
         """What has become of a pod, the pod and its version, if the line has the usual form. For one thread."""

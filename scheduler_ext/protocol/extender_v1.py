@@ -41,17 +41,17 @@ class BadInput(Exception):
         super().__init__(told(message))
 
 
-@dataclass(frozen=True, slots=True)
-class ExtenderArgs:
-    """A filter or prioritize request. `nodes` holds the Node objects by name if whole objects were sent, else None.
-
-    `known`: all names are those of nodes that the API server has shown.
-    """
+class ExtenderArgs(NamedTuple):
+    """A filter or prioritize request. `nodes` holds the Node objects by name if whole objects were sent, else None."""
 
     pod: Mapping[str, Any]
     names: Sequence[str]
     nodes: Mapping[str, Mapping[str, Any]] | None
-    known: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether all names are those of nodes that the API server has shown."""
+        return bool(getattr(self.names, "known", False))
 
 
 class BindingArgs(NamedTuple):
@@ -136,11 +136,11 @@ def _pod(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_args(
-    body: bytes, offered: Callable[[bytes], tuple[bytes, Sequence[str], bool] | None] = lambda _: None
+    body: bytes, offered: Callable[[bytes], tuple[bytes, Sequence[str]] | None] = lambda _: None
 ) -> ExtenderArgs:
     """Read ExtenderArgs. Raises BadInput.
 
-    `offered` takes NodeNames out of a body, if it can, reads them faster, and says whether all are known.
+    `offered` takes NodeNames out of a body, if it can, and reads them faster.
     """
     found = offered(body)
     data = _object(body if found is None else found[0])
@@ -148,7 +148,7 @@ def read_args(
         found, data = None, _object(body)  # given twice, once with an escape in its key
     pod = _pod(data)
     if found is not None:
-        return ExtenderArgs(pod, found[1], None, found[2])
+        return ExtenderArgs(pod, found[1], None)
     names, nodes = data.get("nodenames"), data.get("nodes")
     if names is None and nodes is None:
         raise BadInput("neither NodeNames nor Nodes is given")
@@ -286,7 +286,7 @@ def _named(failed: dict[str, str]) -> dict[str, str]:
 
 
 def _result(args: ExtenderArgs, passed: Sequence[str], failed: dict[str, str], hopeless: dict[str, str]) -> bytes:
-    if not args.known:
+    if (failed or hopeless) and not args.known:
         failed, hopeless = _named(failed), _named(hopeless)
     nodes = None if args.nodes is None else {"metadata": {}, "items": [args.nodes[name] for name in passed]}
     return orjson.dumps(

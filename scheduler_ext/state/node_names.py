@@ -82,10 +82,10 @@ class NodeNames:
         start, end = place
         return OfferedNames(self._rows[:count].copy(), self.version, memoryview(body)[start:end]), start, end
 
-    def offered(self, body: bytes) -> tuple[bytes, OfferedNames, bool] | None:
-        """The body with null in place of its NodeNames, these, and whether all are known; None as above."""
+    def offered(self, body: bytes) -> tuple[bytes, OfferedNames] | None:
+        """The body with null in place of its NodeNames, and these; None as above."""
         found = self.places(body)
         if found is None:
             return None
         names, start, end = found
-        return b"%bnull%b" % (body[:start], body[end:]), names, names.known
+        return b"%bnull%b" % (body[:start], body[end:]), names
