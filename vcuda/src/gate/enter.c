@@ -1,0 +1,241 @@
+/* Whether an operation may start: the bucket, the lease, whose turn it is, and how much work may be outstanding. */
+#include <string.h>
+
+#include "base/atomic.h"
+#include "base/clock.h"
+#include "gate/bucket.h"
+#include "gate/charge.h"
+#include "gate/gate.h"
+
+static void refuse(struct vc_gate_answer *answer, enum vc_gate_reason reason, uint64_t until_ns)
+{
+    answer->reason = reason;
+    answer->until_ns = until_ns;
+}
+
+/* Nothing has been seen to end for so long that waiting for it could be a dead-lock: the work on the card may itself be
+ * waiting for what we hold back. Then one more operation goes, and the next one waits longer. */
+static bool stalled(const struct vc_gate *gate, uint64_t now_ns)
+{
+    return now_ns >= gate->progress_ns + VC_STALL_NS * (uint64_t)(1 + gate->unseen);
+}
+
+/* After the bucket ran dry, resume with a whole chunk instead of one operation at a time. */
+static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
+                           int64_t *credit, struct vc_gate_answer *answer)
+{
+    gate->saved_ns = policy->saved_ns;
+    *credit = vc_bucket_fill(gate->usage, now_ns, policy->rate_ppm, policy->saved_ns);
+    /* Whatever the credit says, which lies where the tenant can write. */
+    uint32_t own_rate = vc_load_relaxed(&gate->untold) ? policy->rate_ppm / VC_MAX_SLOTS : policy->rate_ppm;
+    uint64_t closed_until = vc_later(policy->closed_until_ns, now_ns + vc_own_fill(&gate->own, now_ns, own_rate, policy->saved_ns));
+    if (closed_until > now_ns) {
+        refuse(answer, VC_GATE_CREDIT, closed_until);
+        return true;
+    }
+    if (*credit > 0 && *credit >= gate->refill_ns) {
+        gate->refill_ns = 0;
+        return false;
+    }
+    if (gate->refill_ns == 0) {
+        uint64_t chunk = vc_later(cost_ns, 100000) * 20;
+        gate->refill_ns = (int64_t)vc_earlier(chunk, VC_CHUNK_NS);
+    }
+    answer->refill_ns = gate->refill_ns;
+    refuse(answer, VC_GATE_CREDIT, now_ns + vc_bucket_wait_ns(*credit, gate->refill_ns, policy->rate_ppm) + 1);
+    return true;
+}
+
+/* How much work may be outstanding. A tenant that just came from idle runs its request without sleeping in between, as long
+ * as nobody waits for the card: every sleep would be a chance to be woken late. A greedy one is never idle. */
+static uint64_t ahead_of(const struct vc_gate *gate, const struct vc_policy *policy)
+{
+    uint64_t burst = gate->launched_ns - gate->idle_ns;
+    return policy->lease_end_ns == UINT64_MAX && burst < VC_BURST_NS ? VC_BURST_NS : VC_AHEAD_NS;
+}
+
+/* Of several active processes one uses the lease; its turn ends like a lease, if a sibling waits for it. */
+static bool turn_refused(struct vc_gate *gate, uint64_t now_ns, struct vc_policy *policy, struct vc_gate_answer *answer)
+{
+    struct vc_turn turn = vc_turn_take(&gate->turns, now_ns, policy->lease_start_ns, policy->lease_end_ns);
+    if (!turn.mine) {
+        refuse(answer, VC_GATE_TURN, turn.end_ns);
+        answer->call_next = turn.call_next;
+        return true;
+    }
+    policy->turn_ends_first = turn.siblings_wait && turn.end_ns < policy->lease_end_ns;
+    if (policy->turn_ends_first)
+        policy->lease_end_ns = turn.end_ns;
+    policy->queue_end_ns = turn.clock_ns;
+    return false;
+}
+
+/* The lease holder keeps the card fed, but never so full that it runs far into the next tenant's time. */
+static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
+                          bool nothing_outstanding, struct vc_gate_answer *answer)
+{
+    if (!policy->holder) {
+        refuse(answer, VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
+        return true;
+    }
+    if (nothing_outstanding)
+        return false;
+    uint64_t half = cost_ns / 2;
+    if (policy->lease_end_ns != UINT64_MAX && gate->finish_ns + half > policy->lease_end_ns) {
+        bool turn = policy->turn_ends_first;
+        refuse(answer, turn ? VC_GATE_TURN : VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
+        answer->call_next = turn && vc_turn_shorten(&gate->turns, now_ns, gate->finish_ns);
+        answer->refill_ns = turn ? 0 : VC_NOTHING_FITS;
+        return true;
+    }
+    uint64_t outstanding = gate->finish_ns > now_ns ? gate->finish_ns - now_ns : 0;
+    uint64_t ahead = ahead_of(gate, policy);
+    if (outstanding + half > ahead && outstanding > VC_AHEAD_LOW_NS) {
+        uint64_t keep = half < VC_AHEAD_NS / 2 ? VC_AHEAD_NS / 2 : half < VC_AHEAD_NS ? VC_AHEAD_NS - half : 0;
+        refuse(answer, VC_GATE_OUTSTANDING, gate->finish_ns - vc_later(keep, VC_AHEAD_LOW_NS));
+        return true;
+    }
+    return false;
+}
+
+/* Streams that were seen to do so are believed to do so in their next bursts, too, of which the first begins alone. */
+static const uint64_t BESIDE_KEPT_NS = 100000000;
+
+bool vc_gate_beside(const struct vc_gate *gate, uint64_t now_ns)
+{
+    uint64_t until = vc_load_relaxed(&gate->beside_until_ns);
+    return until != 0 && now_ns < until + BESIDE_KEPT_NS;
+}
+
+/* What was launched is believed to be what the estimates say only so far: then its end must be seen, whoever limits it. */
+static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns,
+                           const struct vc_policy *policy, struct vc_gate_answer *answer)
+{
+    if (gate->unseen == 0 || stalled(gate, now_ns))
+        return false;
+    uint64_t unseen = gate->launched_ns - gate->seen_ns;
+    uint64_t most = policy->leased ? vc_later(VC_UNSEEN_NS, ahead_of(gate, policy)) : VC_BUCKET_NS;
+    if (policy->leased && !policy->together && !vc_gate_beside(gate, now_ns)) /* what runs beside others is seen late */
+        most = vc_earlier(most, vc_later(VC_UNSEEN_TIMES * cost_ns, VC_UNSEEN_LEAST_NS));
+    bool contended = policy->leased && policy->lease_end_ns != UINT64_MAX; /* then others' slices explain it */
+    bool late = !contended && gate->late_since_ns != 0 && now_ns > gate->late_since_ns + VC_LATE_NS;
+    bool many = gate->unseen >= VC_UNSEEN_MARKS;
+    if (!late && !many && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
+        return false;
+    refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
+    return true;
+}
+
+static uint64_t allowance(const struct vc_gate *gate, uint64_t now_ns, int64_t credit, const struct vc_policy *policy)
+{
+    if (credit <= 0)
+        return 0;
+    uint64_t most = vc_earlier(VC_CHUNK_NS, (uint64_t)credit / 2);
+    if (!policy->leased)
+        return most;
+    most = vc_earlier(most, VC_CHUNK_NS / 4);
+    uint64_t limit = now_ns + ahead_of(gate, policy);
+    if (policy->lease_end_ns < limit)
+        limit = policy->lease_end_ns;
+    return gate->finish_ns < limit ? vc_earlier(most, limit - gate->finish_ns) : 0;
+}
+
+static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int64_t credit, bool nothing_outstanding,
+                   const struct vc_policy *policy, struct vc_gate_answer *answer)
+{
+    uint64_t start = now_ns + VC_LAUNCH_GAP_NS;
+    /* A new holder's work queues behind what its predecessor left on the card. */
+    if (policy->leased && policy->lease_end_ns != UINT64_MAX && !policy->together)
+        start = vc_later(start, vc_earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
+    start = vc_later(start, vc_earlier(policy->queue_end_ns, now_ns + VC_AHEAD_NS));
+    if (nothing_outstanding || stalled(gate, now_ns))
+        gate->progress_ns = now_ns;
+    if (nothing_outstanding) {
+        gate->begins++;
+        gate->idle_ns = gate->launched_ns;
+        gate->gaps_ns = 0;
+    }
+    if (gate->unseen == 0)
+        gate->looked_ns = now_ns;
+    if (nothing_outstanding && now_ns > gate->finish_ns + VC_MARK_NS)
+        gate->busy_from_ns = now_ns;
+    answer->joins_until_ns = gate->finish_ns > now_ns ? gate->finish_ns : 0;
+    gate->finish_ns = vc_later(gate->finish_ns, start) + cost_ns;
+    vc_gate_charge(gate, (int64_t)cost_ns);
+    credit -= (int64_t)cost_ns;
+    bool alone = cost_ns == 0 && !policy->shared; /* nothing is to be launched beside what was never measured, so who is killed meanwhile loses no permit */
+    uint64_t more = alone || vc_load_relaxed(&gate->unwatched) ? 0 : allowance(gate, now_ns, credit, policy);
+    answer->reason = VC_GATE_GO;
+    answer->allowance_ns = more;
+    answer->permit_until_ns = policy->lease_end_ns;
+    answer->sequence = policy->lease_sequence;
+    answer->from_idle = nothing_outstanding;
+    answer->closing = credit <= 0 || (policy->leased && more == 0);
+    vc_gate_charge(gate, (int64_t)more);
+    gate->finish_ns += more;
+    gate->launched_ns += cost_ns + more;
+    gate->unknown += cost_ns == 0;
+    gate->all_done = false;
+    vc_store_relaxed(&gate->usage->last_active_ns, now_ns);
+    vc_gate_publish(gate);
+    answer->opened = vc_gate_open(gate);
+}
+
+void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer)
+{
+    memset(answer, 0, sizeof *answer);
+    pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    answer->impossible = policy.impossible;
+    vc_gate_charge_unwatched(gate, now_ns);
+    bool nothing_outstanding = gate->finish_ns <= now_ns && gate->unseen == 0;
+    int64_t credit = 0;
+    bool refused = false;
+    if (cost_ns == 0 && !nothing_outstanding && !stalled(gate, now_ns)) {
+        /* One operation of unknown cost at a time, alone, so that its interval is its own. */
+        refuse(answer, VC_GATE_OUTSTANDING, gate->unseen ? now_ns + VC_RECHECK_NS : gate->finish_ns);
+        refused = true;
+    }
+    /* Before the credit: else whoever is awake spends what its siblings wait for. */
+    refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
+    refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);
+    refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, &policy, nothing_outstanding, answer));
+    refused = refused || unseen_refused(gate, now_ns, cost_ns, risk_ns, &policy, answer);
+    if (!refused) {
+        launch(gate, now_ns, cost_ns, credit, nothing_outstanding, &policy, answer);
+        gate->risk_ns += risk_ns;
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns)
+{
+    if (used_ns >= allowance_ns)
+        return;
+    uint64_t rest = allowance_ns - used_ns;
+    pthread_mutex_lock(&gate->mutex);
+    vc_gate_charge(gate, -(int64_t)rest);
+    gate->launched_ns -= rest;
+    vc_store_relaxed(&gate->seen_ns, vc_earlier(gate->seen_ns, gate->launched_ns)); /* a mark of another lane's counted it */
+    gate->idle_ns = vc_earlier(gate->idle_ns, gate->launched_ns);
+    gate->finish_ns -= vc_earlier(rest, gate->finish_ns);
+    vc_gate_publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns, uint64_t risk_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->risk_ns -= vc_earlier(risk_ns, gate->risk_ns);
+    gate->unknown -= cost_ns == 0 && gate->unknown != 0;
+    pthread_mutex_unlock(&gate->mutex);
+    vc_gate_fold(gate, cost_ns, 0);
+}
+
+bool vc_gate_refilled(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    bool refilled = !vc_gate_policy(gate, now_ns).leased && gate->refill_ns != 0 && vc_load_relaxed(&gate->usage->credit_ns) >= gate->refill_ns;
+    pthread_mutex_unlock(&gate->mutex);
+    return refilled;
+}

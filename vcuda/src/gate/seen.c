@@ -1,0 +1,292 @@
+/* What is seen of the work on the card, and what follows: how long it takes still, what it really cost, and what samples say. */
+#include "base/atomic.h"
+#include "base/clock.h"
+#include "gate/charge.h"
+#include "gate/gate.h"
+#include "region/abandoned.h"
+
+static const uint64_t OVERDUE_STEP_NS = 200000;
+/* What has not begun for long keeps nobody else from the card: the arbiter takes its lease. */
+static const uint64_t IDLE_SINCE_NS = 300000;
+
+uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->unseen++;
+    uint64_t launched = gate->launched_ns - vc_earlier(unused_ns, gate->launched_ns);
+    gate->untold_open |= vc_gate_open(gate); /* who was held up between the gate and its launch was thought to rest */
+    pthread_mutex_unlock(&gate->mutex);
+    return launched;
+}
+
+void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
+{
+    vc_store_relaxed(&gate->usage->began_ns, began_ns);
+}
+
+void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns)
+{
+    vc_store_relaxed(&gate->usage->began_ns, VC_NOT_BEGUN | vc_later(since_ns, vc_load_relaxed(&gate->ended_ns)));
+}
+
+void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns, bool paid)
+{
+    pthread_mutex_lock(&gate->mutex);
+    if (paid || gate->unpaid_since_ns == 0)
+        gate->unpaid_since_ns = paid ? 0 : vc_earlier(gate->finish_ns, expected_ns);
+    gate->looked_ns = now_ns;
+    if (gate->unseen != 0 && gate->late_since_ns == 0)
+        gate->late_since_ns = expected_ns;
+    if (gate->unseen != 0 && gate->finish_ns < now_ns + OVERDUE_STEP_NS / 2) {
+        gate->all_done = false;
+        gate->finish_ns = now_ns + OVERDUE_STEP_NS;
+        vc_gate_publish(gate);
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+uint64_t vc_gate_delay(struct vc_gate *gate, uint64_t launched_ns, uint64_t ready_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    uint64_t start = gate->finish_ns - vc_earlier(launched_ns, gate->finish_ns), gap = ready_ns > start ? ready_ns - start : 0;
+    gate->finish_ns += gap;
+    gate->gaps_ns += gap;
+    vc_gate_publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+    return gap;
+}
+
+void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->looked_ns = now_ns;
+    vc_store_relaxed(&gate->usage->began_ns, VC_BEHIND | now_ns);
+    /* It is paid for until then, for who thinks that we stand still. */
+    if (gate->unseen != 0 && (gate->finish_ns + 2 * VC_REST_NS < now_ns || (idle && gate->finish_ns > now_ns - IDLE_SINCE_NS))) {
+        gate->finish_ns = now_ns - (idle ? IDLE_SINCE_NS : VC_REST_NS);
+        vc_gate_publish(gate);
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+struct vc_gate_others vc_gate_others(const struct vc_gate *gate)
+{
+    uint64_t own = vc_load_relaxed(&gate->charged_ns) + vc_load_relaxed(&gate->slot->owed_ns); /* what siblings were charged for us is ours */
+    return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns), vc_load_relaxed(&gate->usage->gpu_ns) - own};
+}
+
+/* Refunds may set a clock back a little. */
+static uint64_t grown(uint64_t from, uint64_t to)
+{
+    return (int64_t)(to - from) > 0 ? to - from : 0;
+}
+
+uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
+                           const struct vc_gate_others *to)
+{
+    bool turns = gate->turns.slots && vc_gate_policy(gate, now_ns).leased;
+    return grown(from->tenants_ns, to->tenants_ns) + (turns ? 0 : grown(from->siblings_ns, to->siblings_ns));
+}
+
+/* Whether other tenants could launch meanwhile, or what they had launched could begin (`unclear`). */
+static bool beside(const struct vc_policy *policy, struct vc_interval *interval)
+{
+    bool together = policy->together || interval->sequence & VC_LEASE_TOGETHER;
+    interval->unclear = !together && (policy->lease_sequence | interval->sequence) & VC_LEASE_UNCLEAR;
+    return together || interval->unclear;
+}
+
+/* Whether slices of other tenants, or of other processes of this container, may be inside the interval. */
+static bool overlapped(const struct vc_gate *gate, const struct vc_policy *policy, struct vc_interval *interval)
+{
+    if (interval->others_gpu_ns != 0)
+        return true;
+    if (!policy->shared)
+        return false;
+    if (!policy->arbitrated)
+        return true;
+    if (beside(policy, interval))
+        return true;
+    if (policy->leased && policy->holder && policy->lease_sequence == interval->sequence &&
+        interval->from_ns >= policy->lease_clock_ns)
+        return false;
+    return vc_load_relaxed(&gate->limit->others_active_ns) > interval->from_ns;
+}
+
+void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->looked_ns = now_ns;
+    vc_gate_pay_owed(gate, interval);
+    if (gate->open) /* what siblings leave meanwhile is paid for, too */
+        vc_abandoned_cover(gate->usage, vc_later(interval->from_ns, interval->covered_until_ns), now_ns);
+    vc_interval_cover(&gate->busy, interval, now_ns);
+    uint64_t used = vc_interval_own(interval), paid = interval->estimate_ns + interval->advance_ns;
+    gate->unpaid_since_ns = 0;
+    if (used > paid) {
+        vc_gate_charge(gate, (int64_t)(used - paid));
+        interval->advance_ns += used - paid;
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_predicted(struct vc_gate *gate, uint64_t *done_ns, uint64_t *launched_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    *done_ns = gate->finish_ns;
+    *launched_ns = gate->launched_ns;
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+uint64_t vc_gate_lasts_from(struct vc_gate *gate, uint64_t now_ns, uint64_t done_ns, uint64_t launched_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    bool explained = gate->unseen != 0 && vc_gate_policy(gate, now_ns).shared;
+    uint64_t from_ns = explained ? UINT64_MAX : done_ns + grown(vc_later(gate->seen_ns, launched_ns), gate->launched_ns);
+    pthread_mutex_unlock(&gate->mutex);
+    return from_ns;
+}
+
+void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
+{
+    vc_gate_progress(gate, now_ns, interval);
+    pthread_mutex_lock(&gate->mutex);
+    gate->finish_ns = vc_later(gate->finish_ns, now_ns + OVERDUE_STEP_NS);
+    gate->all_done = false;
+    vc_gate_publish(gate);
+    gate->untold_open |= vc_gate_open(gate);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns)
+{
+    struct vc_interval interval = {.from_ns = from_ns};
+    pthread_mutex_lock(&gate->mutex);
+    vc_interval_cover(&gate->busy, &interval, to_ns);
+    struct vc_policy policy = vc_gate_policy(gate, to_ns);
+    if (!overlapped(gate, &policy, &interval))
+        vc_gate_charge(gate, (int64_t)interval.uncovered_ns);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+/* On a card of its own a container's processes run beside each other. What an interval was not charged because siblings had it by the file,
+ * where a tenant can write, is charged after all as far as they did not tell it. */
+static uint64_t not_siblings(struct vc_gate *gate, const struct vc_policy *policy, const struct vc_interval *interval, uint64_t charged_ns)
+{
+    if (policy->shared || !policy->arbitrated || interval->others_gpu_ns == 0)
+        return 0;
+    uint64_t all = vc_load_relaxed(&gate->limit->told_ns), siblings = all > gate->told_ns ? all - gate->told_ns : 0;
+    if (all < gate->container_told_ns) /* another arbiter, which counts anew */
+        gate->siblings_told_ns = siblings;
+    gate->container_told_ns = all;
+    uint64_t more = vc_earlier(grown(gate->siblings_told_ns, siblings), VC_BELIEVED_NS);
+    gate->siblings_told_ns = vc_later(gate->siblings_told_ns, siblings);
+    gate->believed_ns = vc_earlier(gate->believed_ns + more + more / 2, VC_BELIEVED_NS); /* estimates are in the file until they are settled */
+    uint64_t spared = grown(charged_ns, interval->uncovered_ns), believed = vc_earlier(spared, gate->believed_ns);
+    gate->believed_ns -= believed;
+    return spared - believed;
+}
+
+struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
+{
+    struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_UPPER_BOUND};
+    uint64_t launched = interval->launched_ns;
+    pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    if (gate->unseen != 0)
+        gate->unseen--;
+    gate->risk_ns -= vc_earlier(interval->risk_ns, gate->risk_ns);
+    gate->unknown -= interval->unknown && gate->unknown != 0;
+    gate->progress_ns = gate->looked_ns = now_ns;
+    gate->late_since_ns = gate->unpaid_since_ns = 0;
+    if (interval->measurable) {
+        vc_gate_pay_owed(gate, interval);
+        if (interval->loose && beside(&policy, interval)) {
+            struct vc_gate_others now = vc_gate_others(gate);
+            interval->others_gpu_ns = vc_gate_others_ns(gate, now_ns, &interval->others_then, &now);
+        }
+        interval->joined = vc_gate_beside(gate, interval->from_ns);
+        interval->siblings = !policy.shared;
+        interval->launched_meanwhile_ns = gate->launched_ns - vc_earlier(interval->seen_then_ns, gate->launched_ns);
+        settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
+                                        beside(&policy, interval));
+        settlement.charged_ns += not_siblings(gate, &policy, interval, settlement.charged_ns);
+        vc_gate_charge_beyond(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns), interval->siblings_ns);
+        if (interval->unknown) { /* it counted nothing when it was launched */
+            gate->launched_ns += settlement.charged_ns;
+            launched += settlement.charged_ns;
+        }
+    }
+    vc_store_relaxed(&gate->seen_ns, vc_later(gate->seen_ns, vc_earlier(launched, gate->launched_ns))); /* lanes read it without the lock */
+    uint64_t behind = gate->launched_ns > launched ? gate->launched_ns - launched : 0;
+    gate->gaps_ns = behind == 0 ? 0 : gate->gaps_ns - vc_earlier(interval->gap_ns, gate->gaps_ns);
+    behind += vc_earlier(gate->gaps_ns, VC_AHEAD_NS);
+    uint64_t ended = interval->to_ns ? vc_earlier(interval->to_ns, now_ns) : now_ns;
+    vc_store_relaxed(&gate->ended_ns, vc_later(gate->ended_ns, ended)); /* its helper reads it without the lock */
+    gate->finish_ns = behind ? vc_later(ended + behind, gate->unseen ? now_ns : 0) : ended;
+    vc_gate_close_at_rest(gate, now_ns);
+    vc_gate_publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+    return settlement;
+}
+
+/* Siblings' part is what they told, where no tenant can write. */
+void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
+{
+    pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    uint64_t told = vc_load_relaxed(&gate->limit->told_ns);
+    bool contended = policy.leased && (policy.lease_end_ns != UINT64_MAX || policy.together);
+    struct vc_sample sample = {
+        .now_ns = now_ns,
+        .charged_ns = gate->own.taken_ns - (int64_t)grown(now_ns, gate->finish_ns),
+        .tenants_ns = vc_load_relaxed(&gate->limit->others_gpu_ns),
+        .siblings_ns = grown(gate->told_ns, told),
+        .siblings = vc_turn_siblings_busy(&gate->turns, now_ns),
+        .rate_ppm = policy.rate_ppm,
+        .launches = vc_load_relaxed(&gate->launches),
+        .begins = gate->begins,
+        .busy = busy,
+        .clear = policy.gated && policy.arbitrated && !contended,
+    };
+    vc_samples_mark_until(&gate->samples, now_ns, vc_load_relaxed(&gate->usage->all_until_ns));
+    uint64_t due = vc_samples_add(&gate->samples, gate->turns.slots ? &gate->usage->unpaid_ns : NULL, &sample);
+    if (VC_UNLIKELY(due != 0)) {
+        vc_gate_charge(gate, (int64_t)due);
+        vc_raise_to(&gate->usage->all_until_ns, gate->samples.all_until_ns);
+    }
+    vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_not_sampled(struct vc_gate *gate)
+{
+    pthread_mutex_lock(&gate->mutex);
+    vc_samples_pause(&gate->samples);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_mark_all(struct vc_gate *gate, uint64_t now_ns, uint64_t until_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    vc_samples_mark_until(&gate->samples, now_ns, until_ns);
+    vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_clock_moved(struct vc_gate *gate)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->busy.count = 0;
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->finish_ns = vc_earlier(gate->finish_ns, now_ns);
+    gate->progress_ns = now_ns;
+    gate->all_done = gate->unknown == 0; /* else what it cost is charged when its mark is seen */
+    vc_gate_publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+}
