@@ -24,7 +24,7 @@ from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pod_texts import PodKinds
-from scheduler_ext.state.pods import Gone, Nominations, PodCache
+from scheduler_ext.state.pods import GONE_SECONDS, HELD, Gone, Nominations, PodCache, Record
 from scheduler_ext.state.shape import Shape
 from scheduler_ext.state.waiting import WaitingPods
 from vcuda.spec.bookings import Report, Use
@@ -96,6 +96,12 @@ class SchedulerCache:
         """What the manager of a node says that it gave a pod."""
         report = self.reports.get(node)
         return report.pods.get(uid) if report is not None else None
+
+    def giving_way(self) -> list[Record]:
+        """What ended and just deleted pods still have, by their nodes' managers, and lose to who fits nowhere else."""
+        since = self.clock() - GONE_SECONDS
+        uids = [*self.ended, *(HELD + uid for uid, one in self.gone.items() if one.since > since)]
+        return [record for uid in uids if (record := self.pods.get(uid)) is not None]
 
     def note(self, kind: str, weight: int = 1, **event: Any) -> None:
         """Tell the journal, if there is one. `weight`: how many names or objects the event holds."""

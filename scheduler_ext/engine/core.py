@@ -85,7 +85,7 @@ class Engine:
         self._requests = None if texts is None else texts("Pod", only=True, beside=("Nodes", "NodeNames"))
         self._pod_events = None if texts is None else texts("object")
         self._intake = Intake(cache, self._gangs, self._preemption, self._resizes)
-        self._filter = Filter(cache, chooser, self._gangs, self._intake.lose_pod)
+        self._filter = Filter(cache, chooser, self._gangs, self._intake.give_way)
         self._bindings = Bindings(cache, chooser, self._filter)
         self.metrics.watch_figures(self.figures)
 
@@ -141,7 +141,7 @@ class Engine:
             return None
         with self._lock:
             if asked.gang is not None:
-                self._intake.lose_ended()  # as Filter does for others where they fit only so; a gang asks for much
+                self._intake.all_give_way()  # as Filter does for others where they fit only so; a gang asks for much
             outlook = self._gangs.ahead(asked, shape, names, objects.priority(pod))
         if outlook is None:
             return None

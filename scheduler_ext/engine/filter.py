@@ -46,10 +46,10 @@ class Filter:
     """Answers filter and prioritize."""
 
     def __init__(
-        self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces, let_go: Callable[[str], None]
+        self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces, give_way: Callable[[str], None]
     ) -> None:
-        """`let_go`: frees what a pod holds that has ended; see Intake."""
-        self._cache, self._chooser, self._gangs, self._let_go = cache, chooser, gangs, let_go
+        """`give_way`: frees what a pod holds that has ended or was deleted; see Intake."""
+        self._cache, self._chooser, self._gangs, self._give_way = cache, chooser, gangs, give_way
 
     def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
         """See Engine.filter."""
@@ -112,7 +112,7 @@ class Filter:
             self._cache.pods.release(asked.uid)
         self._cache.count_demand(asked.uid, shape)
         choice = self._choice(asked, shape, names, priority, plan)
-        if choice.row is None and self._cache.ended and self._make_room(asked, shape, names, priority):
+        if choice.row is None and self._make_room(asked, shape, names, priority):
             nominated = self._cache.pods.release(asked.uid) or nominated  # whom it waited for is gone now
             choice = self._choice(asked, shape, names, priority, None)
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
@@ -147,18 +147,20 @@ class Filter:
             return self._gangs.take(asked, shape, names, priority, plan)
 
     def _make_room(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> bool:
-        """Free what ended pods held on a node that a pod gets only so. kube-scheduler asks when a pod ends, before any
-        manager has let go, and may not ask again for minutes; a manager refuses the pod where one has not ended.
+        """Free what ended and deleted pods held on a node that a pod gets only so. kube-scheduler asks when a pod ends,
+        before any manager has let go, and may not ask again for minutes; a manager refuses the pod where one has not
+        ended.
         """
-        pods = self._cache.pods
-        ended = [record for uid in self._cache.ended if (record := pods.get(uid)) is not None]
-        with self._chooser.passing("", priority), pods.without(ended):
+        ended = self._cache.giving_way()
+        if not ended:
+            return False
+        with self._chooser.passing("", priority), self._cache.pods.without(ended):
             row = self._chooser.choose(self._cache.table(shape), names, asked.namespace).row
         if row is None:
             return False
         for record in ended:
             if record.node == self._cache.cluster.names[row]:
-                self._let_go(record.uid)
+                self._give_way(record.uid)
         return True
 
     def _whys(self, names: Sequence[str], rows: Ints, codes: Ints | None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
 from scheduler_ext.state.pod_texts import KnownPod
-from scheduler_ext.state.pods import ENDED_SECONDS, HELD, Gone, Record, Source, State
+from scheduler_ext.state.pods import ENDED_SECONDS, GONE_SECONDS, HELD, Gone, Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
 from vcuda.logs import fields
@@ -28,9 +28,6 @@ from vcuda.spec.request import PodRequest
 
 DELETED, EXPIRED = "deleted", "expired"
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
-# In which a manager has let go of a pod that was deleted as usual, since kubelet ended it before, and of a victim of
-# preemption, for whose end it lets the newcomer wait (manager/allocate: 8 s).
-_GONE_SECONDS = 10.0
 _MOST_ENDED = 512  # pods that stay booked after their end: filter may look at all of them at once
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
@@ -50,6 +47,7 @@ class Intake:
         self._cache.unsynced.discard(kind)
         if not self._cache.unsynced and not self._looked:
             self._looked = True
+            self._hold_unknown()
             garbage.look_at_all()
 
     # --- nodes and quotas ---
@@ -351,16 +349,15 @@ class Intake:
 
     def pod_gone(self, uid: str) -> None:
         """Its object is gone. Where its node's manager reports it, its processes may go on: see `hold_gone`."""
-        record, cache = self._cache.pods.get(uid), self._cache
-        if record is not None and self._still_given(uid, record.node):
-            cache.gone[uid] = Gone(record.node, f"{record.namespace}/{record.name}", cache.clock())
-            if len(cache.gone) > _MOST_ENDED:
-                self._let_go_of(next(iter(cache.gone)))
+        record = self._cache.pods.get(uid)
+        goes_on = record is not None and self._still_given(uid, record.node)
         self.lose_pod(uid)
+        if record is not None and goes_on:
+            self._hold(uid, Gone(record.node, f"{record.namespace}/{record.name}", self._cache.clock()))
 
     def hold_gone(self, node: str | None = None) -> None:
-        """Book what pods without an object, of one node or all, still have some seconds later by their manager,
-        who refuses others there for as long; free it once its report names them no more. It counts against no quota.
+        """Free what is held for pods without an object, of one node or all, once its manager's report names them no
+        more; what goes on some seconds later nobody gets any more because it fits nowhere else (`give_way`).
         """
         cache = self._cache
         for uid, one in list(cache.gone.items()):
@@ -369,21 +366,44 @@ class Intake:
             use = cache.reported(one.node, uid)
             if not use:
                 self._let_go_of(uid)
-            elif cache.clock() - one.since >= _GONE_SECONDS and cache.pods.get(HELD + uid) is None:
+            elif cache.clock() - one.since >= GONE_SECONDS and not one.told:
+                one.told = True
                 known = fields(pod=one.name, uid=uid, node=one.node, uuid=",".join(use))
                 _log.warning(
                     "pod %s was deleted, and gpu-manager of node %s says that its processes go on: what it holds stays "
                     "booked until they end",
                     one.name, one.node, extra=known,
                 )  # fmt: skip
-                usage = Usage(dict(use))
-                cache.pods.put(
-                    Record(HELD + uid, "(deleted)", one.name, one.node, usage, State.RESERVED, cache.clock())
-                )
+                self._hold(uid, one)
+
+    def _hold(self, uid: str, one: Gone) -> None:
+        """Book what a pod without an object has by its node's manager. It counts against no quota."""
+        cache = self._cache
+        cache.gone[uid] = one
+        if len(cache.gone) > _MOST_ENDED:
+            self._let_go_of(next(iter(cache.gone)))
+        if uid in cache.gone and cache.pods.get(HELD + uid) is None:
+            usage = Usage(dict(cache.reported(one.node, uid) or {}))
+            cache.pods.put(Record(HELD + uid, "(deleted)", one.name, one.node, usage, State.RESERVED, cache.clock()))
+
+    def _hold_unknown(self) -> None:
+        """All pods and nodes were listed: whom a report names has no object. Another replica may have seen it go."""
+        cache = self._cache
+        for node, report in cache.reports.items():
+            for uid in report.pods:
+                if cache.pods.get(uid) is None and uid not in cache.waiting:
+                    self._hold(uid, Gone(node, f"(unknown)/{uid}", cache.clock()))
 
     def _let_go_of(self, uid: str) -> None:
         del self._cache.gone[uid]
         self._cache.pods.release(HELD + uid)
+
+    def give_way(self, uid: str) -> None:
+        """Somebody fits nowhere but where what has ended, or is deleted, is still booked under this UID."""
+        if uid.startswith(HELD):
+            self._cache.pods.release(uid)
+        else:
+            self.lose_pod(uid)
 
     def keep_waiting(self, uids: Collection[str], listed_since: float) -> None:
         """See Engine.keep_pods: all but the bookings of pods that are not listed."""
@@ -430,10 +450,10 @@ class Intake:
                 self._gone(uid, EXPIRED)
         return len(late)
 
-    def lose_ended(self) -> None:
-        """Free what pods hold that have ended, whatever their nodes' managers report."""
-        for uid in list(self._cache.ended):
-            self.lose_pod(uid)
+    def all_give_way(self) -> None:
+        """See `give_way`: all that may."""
+        for record in self._cache.giving_way():
+            self.give_way(record.uid)
 
     def _give_up_ended(self) -> None:
         """A manager that is dead says for ever what it said last."""

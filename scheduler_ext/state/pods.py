@@ -13,6 +13,9 @@ from vcuda.spec.placement import Placement
 from vcuda.spec.request import PodRequest
 
 HELD = "held:"  # how the UID begins of what a pod still has whose object is gone; a pod's never does
+# In which a manager has let go of a pod that was deleted as usual, since kubelet ended it before, and of a victim of
+# preemption, for whose end it lets the newcomer wait (manager/allocate: 8 s).
+GONE_SECONDS = 10.0
 ENDED_SECONDS = 60.0  # that an ended pod stays booked at most: a manager says within three that it has let go
 
 
@@ -37,13 +40,14 @@ class Source(enum.Enum):
     ANNOTATION = "annotation"  # what the pod's annotation says
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gone:
-    """A pod without an object that its node's manager reported, `since` when on our clock. `name`: NAMESPACE/NAME."""
+    """A pod without an object that its node's manager reports, `since` when on our clock. `name`: NAMESPACE/NAME."""
 
     node: str
     name: str
     since: float
+    told: bool = False  # that it goes on long after
 
 
 @dataclass(slots=True)

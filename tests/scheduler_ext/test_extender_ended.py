@@ -10,9 +10,9 @@ from scheduler_ext.engine import intake
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import Victims
-from scheduler_ext.state.pods import ENDED_SECONDS
+from scheduler_ext.state.pods import ENDED_SECONDS, GONE_SECONDS
 from tests.scheduler_ext.extender_engine import Clock, engine_with, free
-from tests.scheduler_ext.extender_support import cards, node, pod
+from tests.scheduler_ext.extender_support import NAMES, cards, node, pod
 from tests.scheduler_ext.test_extender_cheating import placed
 from tests.scheduler_ext.test_extender_two_books import reporting
 
@@ -143,7 +143,7 @@ def test_a_gang_waits_for_no_report() -> None:
 
 def later(engine: Engine, clock: Clock) -> None:
     """What a manager has not let go of by now goes on."""
-    clock.now += intake._GONE_SECONDS + 1
+    clock.now += GONE_SECONDS + 1
     engine.expire()
 
 
@@ -153,7 +153,7 @@ def test_what_goes_on_after_a_deletion_by_force_is_nobody_elses(gone: str, caplo
     engine, clock, _ = reported(1)
     engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 100}]"}})
     engine.lose_pod("p") if gone == "event" else engine.keep_pods([], clock() + 1)
-    assert free(engine) == 100, "as usual the manager lets go within seconds, and kube-scheduler asks once"
+    assert "was deleted" not in caplog.text, "as usual the manager lets go within seconds"
     later(engine, clock)
     assert free(engine) == 0 and "pod default/p was deleted" in caplog.text and not engine.holds("p")
     newcomer = pod("q", 30, 1, uid="q")
@@ -171,6 +171,55 @@ def test_what_goes_on_after_a_deletion_by_force_is_nobody_elses(gone: str, caplo
     assert engine.filter(newcomer, ["a"]).chosen is None and caplog.text.count("was deleted") == 1
     engine.see_node(reporting({}, 1))
     assert engine.filter(newcomer, ["a"]).chosen == "a" and engine.cache.gone == {}
+
+
+def test_what_was_just_deleted_gives_way_only_to_who_fits_nowhere_else() -> None:
+    """By force: its node's manager refuses others until it has ended, within a second or never."""
+    engine, clock, _ = reported(1)
+    engine.lose_pod("p")
+    engine.see_node(node("b", cards("b", 1)))
+    assert engine.filter(pod("q", 60, 1, uid="q"), ["a", "b"]).chosen == "b"
+    assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen == "a", "kube-scheduler asks once"
+    engine.lose_pod("r")
+    later(engine, clock)
+    assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen is None
+
+
+def test_a_gang_gets_what_was_just_deleted() -> None:
+    engine, _, _ = reported(1)
+    engine.see_node(node("0", cards("0", 1)))
+    engine.lose_pod("p")
+    member = pod("q", 100, None, uid="q")
+    member["metadata"]["annotations"] = {"tencent.com/vcuda-gang": "g/2"}
+    assert engine.filter(member, ["0", "a"], engine.plan_gang(member, ["0", "a"])).chosen is not None
+
+
+def test_whom_it_was_deleted_for_gets_its_card() -> None:
+    """A victim without a grace period: its object goes at once, and the daemon lets the newcomer wait for its end."""
+    engine, _, _ = reported(1)
+    urgent = pod("u", 100, None, uid="u")
+    urgent["spec"]["priority"] = 10
+    assert engine.filter(urgent, ["a"]).chosen is None
+    assert engine.preempt(urgent, {"a": Victims(("p",))}) == {"a": Victims(("p",))}
+    engine.lose_pod("p")
+    assert engine.filter(urgent, ["a"]).chosen == "a" and engine.overbooked() == []
+
+
+@pytest.mark.parametrize("first", ["nodes", "pods"])
+def test_a_replica_that_leads_later_knows_what_goes_on_without_an_object(first: str) -> None:
+    clock = Clock()
+    engine = Engine(NAMES, clock=clock, wall_clock=lambda: 1)
+    for kind in ("nodes", "pods") if first == "nodes" else ("pods", "nodes"):
+        if kind == "nodes":
+            engine.see_node(reporting(P, 1))
+        engine.synced(kind)
+    assert free(engine) == 0
+    engine.see_node(node("b", cards("b", 1)))
+    assert engine.filter(pod("q", 30, 1, uid="q"), ["a", "b"]).chosen == "b"
+    later(engine, clock)
+    assert engine.filter(pod("r", 100, 1, uid="r"), ["a", "b"]).chosen is None
+    engine.see_node(reporting({}, 1))
+    assert free(engine) == 170
 
 
 @pytest.mark.parametrize(
