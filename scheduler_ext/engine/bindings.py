@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
@@ -28,8 +28,7 @@ class Refused:
         return f"{self.reason}: {told(self.message)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """What Bind has to write."""
 
     node: str

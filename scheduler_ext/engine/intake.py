@@ -82,7 +82,7 @@ class Intake:
             cards = resize.most(use, self._cache.resizing.get(uid, {}))
             if record.usage.cards != cards:
                 self._distrust(record)
-            usage = replace(record.usage, cards=cards, unplaced=False)
+            usage = record.usage._replace(cards=cards, unplaced=False)
             pods.put(replace(record, usage=usage, source=Source.MANAGER))
         self._resizes.report(node, report)
 
@@ -314,7 +314,7 @@ class Intake:
         ):
             wrong, usage, source = seen.usage.cards != old.usage.cards, old.usage, Source.BIND
         elif given is not None:
-            wrong, usage = seen.usage.cards != given, replace(usage, cards=given, unplaced=False)
+            wrong, usage = seen.usage.cards != given, usage._replace(cards=given, unplaced=False)
             source = Source.MANAGER
         if wrong:
             self._cache.metrics.distrusted.inc()

@@ -111,7 +111,7 @@ class Resizes:
             if given == goal and self._carried_out(report, uid):
                 self._book(record, goal, None)
             elif (larger := resize.most(record.usage.cards, given)) != record.usage.cards:
-                self._cache.pods.put(replace(record, usage=replace(record.usage, cards=larger)))
+                self._cache.pods.put(replace(record, usage=record.usage._replace(cards=larger)))
 
     def _carried_out(self, report: Report | None, uid: str) -> bool:
         answer = self._answers.get(uid)
@@ -166,7 +166,7 @@ class Resizes:
     def _book(self, record: Record, use: Use, goal: Use | None) -> None:
         """`goal`: what is expected from now on; None: it has come."""
         source = record.source if goal is not None else Source.MANAGER
-        self._cache.pods.put(replace(record, usage=replace(record.usage, cards=use), source=source))
+        self._cache.pods.put(replace(record, usage=record.usage._replace(cards=use), source=source))
         if goal is None or (goal == use == record.usage.cards and record.uid not in self._cache.resizing):
             self._cache.resizing.pop(record.uid, None)
             self._held.pop(record.uid, None)

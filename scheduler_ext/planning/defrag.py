@@ -261,7 +261,7 @@ def applied(snapshot: Snapshot, found: Plan) -> tuple[Cluster, PodCache]:
         record = pods.release(move.uid)
         if record is None or record.node != move.source:
             raise ValueError(f"pod {move.pod} is not on node {move.source}")
-        pods.put(replace(record, node=move.target, usage=replace(record.usage, cards=move.cards)))
+        pods.put(replace(record, node=move.target, usage=record.usage._replace(cards=move.cards)))
         row = cluster.index[move.target]
         amounts = (
             cluster.free_cores[row],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,14 +33,13 @@ _PER_CARD: dict[str, type] = {
 _PER_NODE = ("free_cpu", "free_memory", "code", "changed", "born")
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What one pod books on its node: UUID → (cores, memory blocks), milli-cpu, bytes.
 
     `unplaced`: it has a share of cards that no annotation names, so the node takes no further share until it does.
     """
 
-    cards: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cards: Mapping[str, tuple[int, int]] = MappingProxyType({})
     cpu_milli: int = 0
     memory_bytes: int = 0
     unplaced: bool = False

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler_ext.state.pods import PodCache, State
 from vcuda.spec.errors import InvalidRequest
@@ -15,8 +14,7 @@ _LONGEST = 400  # characters of what is said of one
 _LONGEST_TIME = 40  # of a timestamp
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingPod:
+class WaitingPod(NamedTuple):
     """`created`: as the API server says it. `asks`: for people. `impossible`: why no card can ever give that, or ""."""
 
     uid: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
@@ -23,7 +22,8 @@ from vcuda.spec import request
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
-_AT_ONCE = 32  # more wait here, where a write that must not be sent any more is not sent
+# Writes begun without a wait, and as many of those that had to wait: here, where what must not be sent any more is not.
+_AT_ONCE = 32
 
 
 class Binder:
@@ -72,7 +72,7 @@ class Binder:
         `done` is called once, now or later from the loop. False: nothing was done. No task is made until something
         goes wrong: each is one more turn of the loop.
         """
-        if args in self._running or self._turn.locked() or self._engine.gang_waits(args.uid) is not None:
+        if args in self._running or len(self._running) >= _AT_ONCE or self._engine.gang_waits(args.uid) is not None:
             return False
         begun = self._engine.begin_bind(args.uid, args.node)
         if begun is None:
@@ -81,11 +81,8 @@ class Binder:
             done(begun if isinstance(begun, Refused) else None)
             return True
         running = self._running[args] = asyncio.get_running_loop().create_future()
-        with contextlib.suppress(StopIteration):
-            self._turn.acquire().send(None)  # it is not locked
 
         def end(refused: Refused | None) -> None:
-            self._turn.release()
             del self._running[args]
             running.set_result(refused)
             done(refused)

@@ -442,7 +442,7 @@ def test_a_search_for_victims_reads_each_share_a_bounded_number_of_times() -> No
             engine.cache.pods.put(
                 dataclasses.replace(
                     record,
-                    usage=dataclasses.replace(record.usage, cards=Counted(record.usage.cards), memory_bytes=1),
+                    usage=record.usage._replace(cards=Counted(record.usage.cards), memory_bytes=1),
                 )
             )
     engine.synced("nodes")
