@@ -153,6 +153,102 @@ def test_without_the_extender_claims_are_allocated_all_the_same(placed: System, 
     placed.lab.kubectl("delete", "resourceclaim", "alone")
 
 
+QUOTAS = "default/claims-quotas"
+
+
+def device_class(name: str, *expressions: str, **config: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {"selectors": [{"cel": {"expression": one}} for one in expressions]}
+    if config:
+        parameters = {"apiVersion": f"{DRIVER}/v1", "kind": "ShareConfig", **config}
+        spec["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": spec}
+
+
+def of_class(name: str, made: dict[str, Any]) -> dict[str, Any]:
+    made["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = name
+    return made
+
+
+@pytest.fixture
+def limited(placed: System) -> Iterator[System]:
+    """The namespace may have 80 cores; the webhook is asked about classes, too."""
+    placed.lab.apply(
+        {
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"namespace": "default", "name": QUOTAS.partition("/")[2]},
+            "data": {"quotas": "[{namespace: default, cores: 80}]"},
+        }
+    )  # fmt: skip
+    (hook,) = placed.lab.get("validatingwebhookconfiguration", "vcuda-claims")["webhooks"]
+    rules = [{"apiGroups": ["resource.k8s.io"], "apiVersions": ["v1"], "resources": ["deviceclasses"], "operations": ["CREATE", "UPDATE"]}]  # fmt: skip
+    ours = {key: hook[key] for key in ("admissionReviewVersions", "sideEffects", "failurePolicy", "clientConfig")}
+    placed.lab.apply(
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": "vcuda-classes"}, "webhooks": [{**ours, "name": f"classes.{DRIVER}", "rules": rules}],
+        }
+    )  # fmt: skip
+    placed.kill("extender")
+    placed.start_extender("--claims", "--quotas", QUOTAS)
+    yield placed
+    placed.delete_all()
+    placed.lab.kubectl("delete", "resourceclaims", "--all")
+    placed.lab.kubectl("delete", "deviceclass", "gold", "open", "typo", "--ignore-not-found")
+    placed.lab.kubectl("delete", "validatingwebhookconfiguration", "vcuda-classes")
+    placed.lab.kubectl("delete", "configmap", QUOTAS.partition("/")[2])
+    placed.kill("extender")
+    placed.start_extender("--claims")
+
+
+def _waits(system: System, name: str, *words: str) -> str:
+    """What its event says, once it holds all of the words; it waits meanwhile."""
+
+    def told() -> str | None:
+        lines = system.lab.kubectl("describe", "pod", name).splitlines()
+        return next((line for line in lines if all(word in line for word in words)), None)
+
+    found = eventually(f"{name}'s event says {words}", told, 60)
+    assert system.pod(name)["status"]["phase"] == "Pending"
+    return " ".join(found.split())
+
+
+def test_claims_of_an_operators_class_get_its_cards_and_count(
+    limited: System, client_image: str, evidence: Any
+) -> None:
+    """They passed every quota until they were allocated, and were placed by chance."""
+    lab = limited.lab
+    items = [one for one in lab.get("resourceslices")["items"] if one["spec"]["driver"] == DRIVER]
+    devices = [device for item in items for device in item["spec"]["devices"]]
+    one = devices[-2]
+    ours = f"device.driver == '{DRIVER}'"
+    this = f"device.attributes['{DRIVER}'].uuid == '{one['attributes']['uuid']['string']}'"
+    with pytest.raises(AssertionError, match=r"InvalidShareConfig: .*corelimit"):
+        lab.apply(device_class("typo", ours, corelimit=50))
+    lab.apply(device_class("gold", ours, this, coreLimit=70))
+    limited.create_all([of_class("gold", claim("first", 60, "2560Mi")), of_class("gold", claim("second", 30, "1Gi"))])
+    limited.create_all([pod("first", client_image, "first")])
+    limited.wait_phase("first", "Running", seconds=120)
+    (result,) = lab.get("resourceclaim", "first")["status"]["allocation"]["devices"]["results"]
+    assert result["device"] == one["name"]
+    (card,) = limited.bookings()["first"]["cards"]
+    assert (card["cores"], card["core_limit"]) == (60, 70)
+    evidence(f"first: {result['device']} {result['consumedCapacity']}, core limit {card['core_limit']} by its class")
+    limited.create_all([pod("second", client_image, "second")])
+    evidence(f"second: {_waits(limited, 'second', 'QuotaExceeded')}")
+    assert "allocation" not in lab.get("resourceclaim", "second").get("status", {})
+
+    lab.apply(device_class("open"))
+    limited.create_all([of_class("open", claim("third", 10, "1Gi")), pod("third", client_image, "third")])
+    evidence(f"third: {_waits(limited, 'third', 'UndecidedClass', 'open')}")
+    lab.apply(device_class("open", ours))  # it says now whose devices it means
+    limited.wait_phase("third", "Running", seconds=180)
+    limited.delete("first")
+    lab.kubectl("delete", "resourceclaim", "first")
+    limited.wait_phase("second", "Running", seconds=180)
+    (result,) = lab.get("resourceclaim", "second")["status"]["allocation"]["devices"]["results"]
+    assert result["device"] == one["name"]
+
+
 @pytest.fixture
 def chart_s(placed: System) -> Iterator[System]:
     """The chart's class, policy and rights for claims, as they are rendered; our slices are written as before."""
