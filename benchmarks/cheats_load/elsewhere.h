@@ -63,6 +63,20 @@ static void behind_callbacks_of_another_stream(struct place *place)
     launch(place, "spin_300us", place->streams[0]);
 }
 
+static void call_back_before_legacy(struct place *place, unsigned us)
+{
+    static __thread handle blocking;
+    if (!blocking)
+        CALL(cuStreamCreate, &blocking, 0);
+    CALL(cuLaunchHostFunc, blocking, naps, (void *)(uintptr_t)us);
+    launch(place, "spin_10us", NULL);
+    CALL(cuStreamSynchronize, NULL);
+}
+
+/* The legacy stream waits for what blocking streams have to do before. */
+static void callbacks_before_legacy(struct place *place) { call_back_before_legacy(place, 1000); }
+static void long_callbacks_before_legacy(struct place *place) { call_back_before_legacy(place, 10000); }
+
 /* Proven short, then long behind a callback during which nothing of them can be seen. */
 static void long_behind_a_callback(struct place *place)
 {

@@ -27,6 +27,16 @@ static void new_streams_hardly_waited(struct place *place)
         synchronize();
 }
 
+/* Destroyed with work on them, and waited for by nobody: what a stream had to do it does all the same. */
+static void destroyed_at_work(struct place *place)
+{
+    handle stream;
+    CALL(cuStreamCreate, &stream, 1);
+    for (unsigned i = 0; i < 4; i++)
+        launch(place, "spin_300us", stream);
+    CALL(cuStreamDestroy_v2, stream);
+}
+
 static void new_contexts(struct place *place)
 {
     struct place other = {0};
