@@ -6,9 +6,6 @@
 enum { OWNER_SHIFT = 48, TIME_UNIT_SHIFT = 10 };
 static const uint64_t TIME_MASK = (UINT64_C(1) << OWNER_SHIFT) - 1;
 
-/* The end of what is on the card is known so late. */
-static const uint64_t SEEN_LATE_NS = 500000;
-
 /* Slot + 1 above, the end in units of 1024 ns below: nine years of uptime. */
 static uint64_t pack(uint32_t slot, uint64_t end_ns)
 {
@@ -132,6 +129,6 @@ uint32_t vc_turn_siblings_busy(const struct vc_turns *turns, uint64_t now_ns)
 {
     uint32_t busy = 0;
     for (uint32_t slot = 0; turns->slots && slot < count(turns); slot++)
-        busy += slot != turns->own && finish_of(turns, slot) + SEEN_LATE_NS > now_ns;
+        busy += slot != turns->own && finish_of(turns, slot) > now_ns;
     return busy;
 }
