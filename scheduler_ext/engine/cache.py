@@ -16,7 +16,7 @@ from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
 from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state.ahead import Ahead
-from scheduler_ext.state.cluster import Cluster, Ints
+from scheduler_ext.state.cluster import Cluster, Ints, Usage
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
 from scheduler_ext.state.history import History
@@ -24,7 +24,7 @@ from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pod_texts import PodKinds
-from scheduler_ext.state.pods import GONE_SECONDS, HELD, Gone, Nominations, PodCache, Record
+from scheduler_ext.state.pods import GONE_SECONDS, HELD, Gone, Nominations, PodCache, Record, State
 from scheduler_ext.state.shape import Shape
 from scheduler_ext.state.waiting import WaitingPods
 from vcuda.spec.bookings import Report, Use
@@ -85,6 +85,7 @@ class SchedulerCache:
         # when on our clock. They stay booked; see Intake.
         self.ended: dict[str, float] = {}
         self.gone: dict[str, Gone] = {}  # by UID: pods whose objects are gone and whose processes may go on; see Intake
+        self.gave_way: set[str] = set()  # those of them whose place somebody has got meanwhile
         self.resizing: dict[str, Use] = {}  # by UID: what was granted, until the node's manager reports it
         self.notices = Notices(clock)
         # Pods that waited when we began, for which a predecessor's Binding may still arrive, until when on our clock.
@@ -96,6 +97,24 @@ class SchedulerCache:
         """What the manager of a node says that it gave a pod."""
         report = self.reports.get(node)
         return report.pods.get(uid) if report is not None else None
+
+    def hold(self, uid: str) -> None:
+        """Book what a pod without an object has by its node's manager. It counts against no quota."""
+        one = self.gone[uid]
+        if self.pods.get(HELD + uid) is None:
+            usage = Usage(dict(self.reported(one.node, uid) or {}))
+            self.pods.put(Record(HELD + uid, "(deleted)", one.name, one.node, usage, State.RESERVED, self.clock()))
+
+    def hold_again(self) -> None:
+        """Book again what gave way, where whoever had got its place has none there any more."""
+        for uid in list(self.gave_way):
+            if uid in self.gone:
+                self.hold(uid)
+                record = self.pods.get(HELD + uid)
+                if record is not None and self.cluster.overbooked(record.node, record.usage.cards):
+                    self.pods.release(record.uid)
+                    continue
+            self.gave_way.discard(uid)
 
     def giving_way(self) -> list[Record]:
         """What ended and just deleted pods still have, by their nodes' managers, and lose to who fits nowhere else."""

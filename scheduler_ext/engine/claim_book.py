@@ -223,8 +223,11 @@ class ClaimBook:
     def knows_classes(self, namespace: str, name: str) -> bool:
         """Whether the watch has shown all classes that a claim names, but for the one of our driver's name."""
         there = self._open.get((namespace, name))
-        own = self._cache.names.driver
-        return there is None or all(one in self._classes or one == own for one in there.named)
+        return there is None or all(map(self.knows_class, there.named))
+
+    def knows_class(self, name: str) -> bool:
+        """Whether the watch has shown a class, or it is the one of our driver's name."""
+        return name in self._classes or name == self._cache.names.driver
 
     def on(self, node: str) -> Iterator[tuple[SeenClaim, Usage]]:
         """What is allocated on a node, and what that books there."""

@@ -37,7 +37,7 @@ from vcuda.kube.objects import ended
 from vcuda.printable import printable
 from vcuda.quoted import quoted
 from vcuda.spec import request
-from vcuda.spec.claims import asks_as_extended
+from vcuda.spec.claims import asks_as_extended, classes_as_extended
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.gang import Gang
 from vcuda.spec.request import CardFilter, PodRequest, Policy
@@ -149,13 +149,17 @@ class Claims:
 
     def asks_as_extended(self, pod: Mapping[str, Any]) -> bool:
         """Whether a pod asks for devices that may be ours by the extended resource of a DeviceClass."""
-        return asks_as_extended(pod, self._cache.names, self._book.extended) is not None
+        return asks_as_extended(pod, self._cache.names, self._book.extended) is not None or self._unseen_class(pod)
+
+    def _unseen_class(self, pod: Mapping[str, Any]) -> bool:
+        return not all(map(self._book.knows_class, classes_as_extended(pod)))
 
     def unseen(self, pod: Mapping[str, Any]) -> bool:
         """Whether kube-scheduler knows a claim of the pod, or a class of one, that our watch has not shown."""
         namespace, book = str(pod["metadata"].get("namespace") or ""), self._book
         named = claims.names_of_claims(pod)
-        return any(not (book.seen(namespace, name) and book.knows_classes(namespace, name)) for name in named)
+        shown = all(book.seen(namespace, name) and book.knows_classes(namespace, name) for name in named)
+        return not shown or self._unseen_class(pod)
 
     # --- deciding ---
 
@@ -193,13 +197,13 @@ class Claims:
         except InvalidRequest as error:
             return refused(error.reason, error.message)
         doubt = next(((claim.name, claim.doubt) for claim in waiting if claim.doubt is not None), None)
-        if doubt is not None and (counted_here or (user.gang is not None and user.gang.size > 1)):
+        in_gang = user.gang is not None and user.gang.size > 1
+        if doubt is not None and (counted_here or in_gang):
             return refused(doubt[1].reason, f"claim {doubt[0]}: {doubt[1].message}")
-        if counted_here and self.unseen(pod):
-            return refused(
-                ExtenderReason.NOT_SYNCED,
-                "the watch has not shown a claim of the pod yet, and its namespace's quota leaves no guess",
-            )
+        if (counted_here or in_gang) and self.unseen(pod):
+            what = "a claim of the pod" if not self._unseen_class(pod) else "a DeviceClass that the pod asks for"
+            why = "its namespace's quota" if counted_here else "its gang"
+            return refused(ExtenderReason.NOT_SYNCED, f"the watch has not shown {what} yet, and {why} leaves no guess")
         if not shape.steps:
             return None if doubt is None else self._left(names, decision(counts={}), refused)
         rows = self._rows(names)

@@ -111,6 +111,8 @@ class Filter:
                 return kept
             self._cache.pods.release(asked.uid)
         self._cache.count_demand(asked.uid, shape)
+        if self._cache.gave_way and asked.gang is None:  # a gang's places were chosen without what gave way
+            self._cache.hold_again()
         choice = self._choice(asked, shape, names, priority, plan)
         if choice.row is None and self._make_room(asked, shape, names, priority):
             nominated = self._cache.pods.release(asked.uid) or nominated  # whom it waited for is gone now

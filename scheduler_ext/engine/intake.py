@@ -377,14 +377,12 @@ class Intake:
                 self._hold(uid, one)
 
     def _hold(self, uid: str, one: Gone) -> None:
-        """Book what a pod without an object has by its node's manager. It counts against no quota."""
         cache = self._cache
         cache.gone[uid] = one
         if len(cache.gone) > _MOST_ENDED:
             self._let_go_of(next(iter(cache.gone)))
-        if uid in cache.gone and cache.pods.get(HELD + uid) is None:
-            usage = Usage(dict(cache.reported(one.node, uid) or {}))
-            cache.pods.put(Record(HELD + uid, "(deleted)", one.name, one.node, usage, State.RESERVED, cache.clock()))
+        if uid in cache.gone:
+            cache.hold(uid)
 
     def _hold_unknown(self) -> None:
         """All pods and nodes were listed: whom a report names has no object. Another replica may have seen it go."""
@@ -396,12 +394,14 @@ class Intake:
 
     def _let_go_of(self, uid: str) -> None:
         del self._cache.gone[uid]
+        self._cache.gave_way.discard(uid)
         self._cache.pods.release(HELD + uid)
 
     def give_way(self, uid: str) -> None:
         """Somebody fits nowhere but where what has ended, or is deleted, is still booked under this UID."""
         if uid.startswith(HELD):
             self._cache.pods.release(uid)
+            self._cache.gave_way.add(uid.removeprefix(HELD))
         else:
             self.lose_pod(uid)
 

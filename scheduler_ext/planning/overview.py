@@ -122,7 +122,7 @@ def encode(overview: Overview, pause: Callable[[], None] = lambda: None) -> dict
             pause()
         problem = "" if line.problem == FITS else str(ROW_CODES[line.problem])
         groups = [
-            [models.of(model), blocks, len(list(cards))]
+            [models.of(told(model, _LONGEST)), blocks, len(list(cards))]
             for (model, blocks), cards in groupby(line.cards, lambda card: (card.model, card.memory_blocks))
         ]
         rows.append([line.name, problems.of(problem), groups, _shares(line, kinds)])
@@ -231,9 +231,10 @@ def encode_detail(node: NodeDetail) -> dict[str, Any]:
         "problem": "" if node.problem == FITS else str(ROW_CODES[node.problem]),
         "cards": [
             {
-                "uuid": card.uuid, "minor": card.minor, "model": card.model, "memory_bytes": card.memory_bytes,
+                "uuid": card.uuid, "minor": card.minor, "model": told(card.model, _LONGEST),
+                "memory_bytes": card.memory_bytes,
                 "blocks": card.memory_blocks, "numa": card.numa_node, "healthy": card.healthy,
-                "why": card.why,
+                "why": told(card.why, _LONGEST),
                 "shares": [share._asdict() for share in node.shares.get(card.uuid, ())],
             }
             for card in node.cards

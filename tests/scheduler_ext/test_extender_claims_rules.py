@@ -177,6 +177,12 @@ def member(name: str, size: int = 3, claims: tuple[str, ...] | None = None) -> d
     return user(name, *claims, uid=name, annotations={NAMES.gang: f"train/{size}"})
 
 
+def test_a_member_of_a_gang_whose_claim_was_not_seen_does_not_begin_alone() -> None:
+    engine = engine_with()
+    reason, message = refusal(asks(engine, member("p", claims=("unseen",))))
+    assert reason is ExtenderReason.NOT_SYNCED and "its gang leaves no guess" in message
+
+
 def test_no_member_of_a_gang_passes_before_all_exist_and_have_a_place() -> None:
     engine = engine_with()
     for name in "xy":

@@ -320,6 +320,18 @@ def extended(resource: str, kind: str = "containers") -> dict[str, Any]:
     return one
 
 
+def test_a_class_that_was_not_seen_lets_no_pod_pass_a_quota_that_asks_by_its_resource() -> None:
+    """kube-scheduler knew it before our watch did, and its pods passed."""
+    one = extended("deviceclass.resource.kubernetes.io/new")
+    engine = engine_with(quotas=QUOTA)
+    assert engine.asks_as_extended(one) and engine.claims_unseen(one)
+    reason, message = refusal(asks(engine, one))
+    assert reason is ExtenderReason.NOT_SYNCED and "has not shown a DeviceClass that the pod asks for" in message
+    engine.see_class(device_class("new", "device.driver == 'nic'"))
+    assert not engine.asks_as_extended(one) and not engine.claims_unseen(one)
+    assert asks(engine_with(), one) is None
+
+
 @pytest.mark.parametrize("resource", ["deviceclass.resource.kubernetes.io/gold", "example.com/gold"])
 def test_a_pod_that_asks_by_a_class_as_an_extended_resource_is_refused_where_a_quota_counts(resource: str) -> None:
     for quotas in (QUOTA, ""):

@@ -185,6 +185,21 @@ def test_what_was_just_deleted_gives_way_only_to_who_fits_nowhere_else() -> None
     assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen is None
 
 
+def test_what_gave_way_is_held_again_once_its_place_is_free() -> None:
+    """It stayed unbooked for up to 15 s after whoever had got its place was gone: the next went to a refusal."""
+    engine, _, _ = reported(1)
+    engine.lose_pod("p")
+    assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen == "a"
+    assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen == "a", "asked again"
+    assert engine.filter(pod("r", 60, 1, uid="r"), ["a"]).chosen is None
+    engine.see_node(node("b", cards("b", 1)))
+    engine.lose_pod("q")
+    assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen == "b"
+    engine.see_node(reporting({}, 1))
+    assert engine.cache.gone == {} and engine.cache.gave_way == set() and engine.overbooked() == []
+    assert engine.filter(pod("s", 60, 1, uid="s"), ["a", "b"]).chosen == "a"
+
+
 def test_a_gang_gets_what_was_just_deleted() -> None:
     engine, _, _ = reported(1)
     engine.see_node(node("0", cards("0", 1)))

@@ -18,10 +18,12 @@ from scheduler_ext.commands import defrag, explain, fetch
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.lab.replay import RecordingError
 from scheduler_ext.planning import explain as explaining
+from scheduler_ext.planning import overview
 from scheduler_ext.sync import events
 from scheduler_ext.sync.api import ApiServer
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_claims import claim, node_slices, user
+from tests.scheduler_ext.extender_engine import engine_with
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, plain_pod, pod
 from vcuda import logs
 from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
@@ -310,3 +312,16 @@ def test_an_api_server_that_is_no_api_server(api: FakeApi, start: Start) -> None
         ApiServer(extender.api.client).pod("default", "p")
     clean(str(error.value), 1100)
     eventually(lambda: [None for watcher in extender.watchers if watcher.worker.problem()] or True)
+
+
+@pytest.mark.parametrize("model", ["\ud800", HOSTILE])
+def test_a_card_of_a_hostile_model_is_shown_clean_and_hides_no_other(model: str) -> None:
+    """One node's lone surrogate made the page of the whole cluster a 500."""
+    engine, _ = engine_with(node("a", cards("a", model=model)), node("b", cards("b")))
+    seen = orjson.loads(orjson.dumps(overview.encode(engine.overview())))
+    assert len(seen["nodes"]) == 2 and "A100" in seen["models"]
+    for one in seen["models"]:
+        clean(one)
+    detail = engine.node_detail("a")
+    assert detail is not None
+    clean(orjson.loads(orjson.dumps(overview.encode_detail(detail)))["cards"][0]["model"])

@@ -5,7 +5,7 @@ Source of the fields: Kubernetes' API resource.k8s.io/v1. Objects come as the AP
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -197,6 +197,25 @@ def _request_shares(
 # What a claim asks.
 
 
+def _resources(pod: Mapping[str, Any]) -> Iterator[tuple[object, str]]:
+    """Each resource that a container of the pod names, with the container's name."""
+    spec = pod.get("spec")
+    for key in ("containers", "initContainers"):
+        listed = spec.get(key) if isinstance(spec, Mapping) else None
+        for container in listed if isinstance(listed, list) else ():
+            resources = container.get("resources") if isinstance(container, Mapping) else None
+            for kind in ("limits", "requests"):
+                amounts = resources.get(kind) if isinstance(resources, Mapping) else None
+                for resource in amounts if isinstance(amounts, Mapping) else ():
+                    yield container.get("name"), resource
+
+
+def classes_as_extended(pod: Mapping[str, Any]) -> set[str]:
+    """The DeviceClasses that a pod names as extended resources, by the prefix that each class has. Never raises."""
+    named = (resource for _, resource in _resources(pod) if resource.startswith(EXTENDED_PREFIX))
+    return {resource.removeprefix(EXTENDED_PREFIX) for resource in named}
+
+
 def asks_as_extended(
     pod: Mapping[str, Any], names: Names = _DEFAULT_NAMES, others: Mapping[str, Collection[str]] = _NO_OTHERS
 ) -> InvalidRequest | None:
@@ -205,23 +224,16 @@ def asks_as_extended(
     kube-scheduler makes its claim only after it has decided, so no filter could count it. `others`: the same for more
     resources, each with the DeviceClasses that stand behind it.
     """
-    spec = pod.get("spec")
     own = EXTENDED_PREFIX + names.driver
-    for key in ("containers", "initContainers"):
-        listed = spec.get(key) if isinstance(spec, Mapping) else None
-        for container in listed if isinstance(listed, list) else ():
-            resources = container.get("resources") if isinstance(container, Mapping) else None
-            for kind in ("limits", "requests"):
-                amounts = resources.get(kind) if isinstance(resources, Mapping) else None
-                for resource in amounts if isinstance(amounts, Mapping) else ():
-                    if resource == own or resource in others:
-                        behind = names.driver if resource == own else min(others[resource])
-                        return InvalidRequest(
-                            Reason.INVALID_POD,
-                            f"container {quoted(container.get('name'))} asks for {resource}, devices whose claim "
-                            "kube-scheduler makes only after every quota was asked; name a ResourceClaim or a "
-                            f"ResourceClaimTemplate of DeviceClass {behind} in its place",
-                        )
+    for container, resource in _resources(pod):
+        if resource == own or resource in others:
+            behind = names.driver if resource == own else min(others[resource])
+            return InvalidRequest(
+                Reason.INVALID_POD,
+                f"container {quoted(container)} asks for {resource}, devices whose claim "
+                "kube-scheduler makes only after every quota was asked; name a ResourceClaim or a "
+                f"ResourceClaimTemplate of DeviceClass {behind} in its place",
+            )
     return None
 
 
