@@ -80,6 +80,8 @@ class Row:
                 found.append(f"{got:.1f} of {cap}")
             if cap != SMALL and floored and got < min(cap, self.native) - BELOW:
                 found.append(f"only {got:.1f} of {cap}")
+            elif cap != SMALL and floored and self.charged[cap] > got + BELOW:
+                found.append(f"{self.charged[cap]:.1f} charged for {got:.1f}")
         loss = TAMPERED_LOSS if tampered else STEADY_BELOW
         if self.neighbour < STEADY - loss:
             found.append(f"the neighbour {self.neighbour:.1f}")

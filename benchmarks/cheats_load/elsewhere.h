@@ -77,6 +77,14 @@ static void call_back_before_legacy(struct place *place, unsigned us)
 static void callbacks_before_legacy(struct place *place) { call_back_before_legacy(place, 1000); }
 static void long_callbacks_before_legacy(struct place *place) { call_back_before_legacy(place, 10000); }
 
+/* … as a thread's own stream is. */
+static void callbacks_of_a_thread_before_legacy(struct place *place)
+{
+    CALL(cuLaunchHostFunc_ptsz, NULL, naps, (void *)(uintptr_t)1000);
+    launch(place, "spin_10us", NULL);
+    CALL(cuStreamSynchronize, NULL);
+}
+
 /* Proven short, then long behind a callback during which nothing of them can be seen. */
 static void long_behind_a_callback(struct place *place)
 {

@@ -90,6 +90,7 @@ static const struct pattern patterns[] = {
     PATTERN(behind_callbacks_of_another_stream, 1, 1, 0),
     PATTERN(callbacks_before_legacy, 1, 1, 0),
     PATTERN(long_callbacks_before_legacy, 1, 1, 0),
+    PATTERN(callbacks_of_a_thread_before_legacy, 1, 1, 0),
     PATTERN(long_behind_a_callback, 1, 1, 0),
     PATTERN(event_storm, 1, 1, 0),
     PATTERN(killed_in_mid_kernel, 1, 1, 1),

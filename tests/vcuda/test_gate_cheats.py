@@ -97,6 +97,15 @@ def test_a_stream_that_is_wrongly_thought_idle_is_measured_right(table: Table) -
     )  # the fault gave 1.5; a host that is held up before the mark costs up to 0.24 now and then
 
 
+@pytest.mark.parametrize(
+    "pattern", ["callbacks_before_legacy", "long_callbacks_before_legacy", "callbacks_of_a_thread_before_legacy"]
+)
+def test_what_the_legacy_stream_waits_for_elsewhere_is_not_charged(table: Table, pattern: str) -> None:
+    """2.4 to 20 points of the card were charged for kernels that took less than one."""
+    got, charged = table.alone(pattern, 50)
+    assert charged < got + 1.5
+
+
 def test_a_kernel_that_is_long_for_once_is_charged_though_nobody_waits_or_launches_again(
     table: Table,
 ) -> None:

@@ -28,6 +28,15 @@ static struct vc_hosted_stream *make_hosted(struct vc_tracker *tracker, CUstream
     return oldest;
 }
 
+/* Pre: locked. */
+static void note_hosted(struct vc_tracker *tracker, struct vc_hosted_stream *hosted)
+{
+    hosted->number = tracker->hosts + 1;
+    vc_store_relaxed(&tracker->hosted_until_ns, vc_now_ns() + HOSTED_NS);
+    hosted->until_ns = tracker->hosted_until_ns;
+    vc_store_relaxed(&tracker->hosts, hosted->number);
+}
+
 void vc_tracker_hosts(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t left_stamp)
 {
     pthread_mutex_lock(&tracker->mutex);
@@ -36,32 +45,43 @@ void vc_tracker_hosts(struct vc_tracker *tracker, CUstream stream, const void *l
     bool left_there = left && left->stream, others = !lane || (left_there && (left->of_several || left->stamp != left_stamp));
     if (others && !hosted)
         hosted = make_hosted(tracker, stream);
-    if (hosted && (others || hosted->launcher != lane)) {
-        hosted->number = tracker->hosts + 1;
-        vc_store_relaxed(&tracker->hosted_until_ns, vc_now_ns() + HOSTED_NS);
-        hosted->until_ns = tracker->hosted_until_ns;
-        vc_store_relaxed(&tracker->hosts, hosted->number);
-    }
+    if (hosted && (others || hosted->launcher != lane))
+        note_hosted(tracker, hosted);
     pthread_mutex_unlock(&tracker->mutex);
     if (others && left_there)
         vc_tracker_mark_left_on(tracker, stream);
 }
 
-bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *known, bool *since)
+void vc_tracker_holds_legacy(struct vc_tracker *tracker)
+{
+    pthread_mutex_lock(&tracker->mutex);
+    struct vc_hosted_stream *hosted = find_hosted(tracker, CU_STREAM_LEGACY);
+    const struct vc_left_stream *left = vc_left_place(tracker, CU_STREAM_LEGACY);
+    if (!hosted && left && left->stream)
+        hosted = make_hosted(tracker, CU_STREAM_LEGACY);
+    if (hosted) {
+        note_hosted(tracker, hosted);
+        hosted->held_number = hosted->number;
+    }
+    pthread_mutex_unlock(&tracker->mutex);
+}
+
+bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *known, enum vc_hosting *since)
 {
     uint64_t now = vc_now_ns(), before = *known;
-    *since = false;
+    *since = VC_NOT_HOSTED;
     if (VC_LIKELY(vc_load_relaxed(&tracker->hosts) == before && now > vc_load_relaxed(&tracker->hosted_until_ns)))
         return false;
     pthread_mutex_lock(&tracker->mutex);
     struct vc_hosted_stream *hosted = find_hosted(tracker, stream);
-    *since = (hosted ? hosted->number : tracker->hosts_forgotten) > before;
+    if ((hosted ? hosted->number : tracker->hosts_forgotten) > before)
+        *since = hosted && hosted->held_number > before ? VC_HELD : VC_PUT_THERE;
     *known = tracker->hosts;
     bool lately = hosted && now <= hosted->until_ns;
     if (hosted)
         hosted->launcher = lane;
     pthread_mutex_unlock(&tracker->mutex);
-    return *since || lately;
+    return *since != VC_NOT_HOSTED || lately;
 }
 
 bool vc_stream_is_hosted(struct vc_tracker *tracker, CUstream stream)

@@ -68,11 +68,12 @@ struct vc_left_stream {
     uint64_t work_ns;       /* … and it takes so long, as far as was predicted */
 };
 
-/* A stream on which one thread launches and another puts what is not the card's work. */
+/* A stream on which one thread launches and another puts what is not the card's work, or the legacy one that waits for such things elsewhere. */
 struct vc_hosted_stream {
     CUstream stream;
     const void *launcher; /* the lane that launched there last */
     uint64_t number;      /* of the latest such thing, of all in the context */
+    uint64_t held_number; /* … that is elsewhere */
     uint64_t until_ns;    /* nothing is launched there without a mark */
 };
 

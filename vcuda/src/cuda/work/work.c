@@ -149,7 +149,8 @@ static void note_behind(struct vc_stream_lane *lane)
  * may be idle until the next operation. What other lanes left there lasts no longer than until a new one begins. */
 static void look_behind(struct vc_stream_lane *lane)
 {
-    bool done = (lane->open && vc_load_acquire(&lane->open->seen)) || is_done(lane->stream);
+    bool held = lane->stream == CU_STREAM_LEGACY && lane->lane.mark_all; /* it may be idle, and wait for others before what comes next begins */
+    bool done = (lane->open && vc_load_acquire(&lane->open->seen)) || (!held && is_done(lane->stream));
     if (!done && !lane->open && !lane->elsewhere && lane->tracker)
         vc_tracker_mark_left_on(lane->tracker, lane->stream);
     if (lane->lane.finish_ns <= vc_now_ns())
@@ -186,14 +187,14 @@ static void end_before_elsewhere(struct vc_stream_lane *lane, bool put)
     lane->open = NULL;
 }
 
-/* Another thread puts such things there: then all is marked that this one launches, since nobody knows what lies between. */
+/* Another thread puts such things there, or where this stream waits for them: then all is marked that this one launches, since nobody knows what lies between. */
 static bool is_hosted(struct vc_stream_lane *lane)
 {
-    bool since;
+    enum vc_hosting since;
     if (!lane->tracker || !vc_tracker_is_hosted(lane->tracker, lane->stream, lane, &lane->hosted, &since))
         return false;
-    if (since)
-        end_before_elsewhere(lane, true);
+    if (since != VC_NOT_HOSTED)
+        end_before_elsewhere(lane, since == VC_PUT_THERE);
     return true;
 }
 
@@ -381,19 +382,35 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
 
 /* --- what else the application does --- */
 
-/* What other threads launched on the stream they can't tell from what this one puts there, unless they are told. */
+static bool legacy_waits_for(CUstream stream)
+{
+    enum { NON_BLOCKING = 1 };
+    unsigned int flags = NON_BLOCKING;
+    bool known = stream != CU_STREAM_LEGACY && vc_real.cuStreamGetFlags && vc_real.cuStreamGetFlags(stream, &flags) == CUDA_SUCCESS;
+    return known && !(flags & NON_BLOCKING);
+}
+
+static void tell(struct vc_tracker *tracker, CUstream stream, const struct vc_stream_lane *lane)
+{
+    if (stream != CU_STREAM_PER_THREAD) /* what is there is always marked */
+        vc_tracker_hosts(tracker, stream, lane, lane ? lane->left_stamp : 0);
+    if (legacy_waits_for(stream))
+        vc_tracker_holds_legacy(tracker);
+}
+
+/* What other threads launched on the stream, or on the legacy one that waits for it, they can't tell from what this one puts there, unless they are told. */
 static void tell_launchers(CUstream stream, const struct vc_stream_lane *lane)
 {
     if (lane) {
         if (lane->tracker)
-            vc_tracker_hosts(lane->tracker, stream, lane, lane->left_stamp);
+            tell(lane->tracker, stream, lane);
         return;
     }
     CUcontext context = NULL;
     int card = vc_stream_of_context(stream) ? vc_card_of_current(&context) : vc_card_of_stream(stream, &context);
     struct vc_tracker *tracker = card >= 0 ? vc_tracker_find(context) : NULL;
     if (tracker)
-        vc_tracker_hosts(tracker, stream, NULL, 0);
+        tell(tracker, stream, NULL);
     vc_tracker_release(tracker);
 }
 
@@ -402,8 +419,7 @@ void vc_work_elsewhere(CUstream stream)
     if (!vc_work_gated() || vc_capture_is(stream))
         return;
     struct vc_stream_lane *lane = vc_lane_of_stream_known(stream);
-    if (stream != CU_STREAM_PER_THREAD)
-        tell_launchers(stream, lane);
+    tell_launchers(stream, lane);
     if (!lane || !lane->tracker)
         return;
     bool entered = vc_context_enter(lane->context);
