@@ -36,8 +36,6 @@ STEADY_BELOW, LEAST_SUM = 2.0, 96.0  # T14
 TAMPERED_LOSS = 1.0  # T16
 WARM_SECONDS = 1.5
 NATIVE_SECONDS = 2.0  # at most: nothing is learnt there
-# The simulated card counts what the dead had running until somebody looks: somebody does, so often.
-LOOK_SECONDS = 0.0005
 # A launch that nobody can account for is refused (rule 11 of docs/compute.md): what these get natively is no floor.
 REFUSED = ("no_memory", "no_descriptors")
 MEMORY_BYTES = 12 << 30  # two dozen contexts
@@ -149,10 +147,7 @@ class Table:
                 stack.enter_context(tampering.run(share.region / "usage"))
             time.sleep(WARM_SECONDS)
             before = self._used(trusted, neighbour)
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                time.sleep(LOOK_SECONDS)
-                self.machine.look()
+            self.machine.watch(seconds)
             after = self._used(trusted, neighbour)
             if process.poll() is not None and not tampering:
                 raise RuntimeError(f"the pattern {pattern} {ended_with(process.returncode)} by itself")

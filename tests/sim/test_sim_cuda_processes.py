@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,19 @@ def test_a_client_that_dies_with_a_full_queue_frees_the_card_at_once(machine: si
     begin = time.monotonic()
     sim_cuda.run(machine, 'context(); launch(kernel("spin_1ms")); ok(cu.cuCtxSynchronize())')
     assert time.monotonic() - begin < 20
+
+
+def test_who_watches_sees_what_the_dead_had_running_end_with_them(machine: sim.Machine) -> None:
+    """Else each that is killed has the card until somebody looks: 12 points of 10 were so counted."""
+    code = 'context(); launch(kernel("spin_9s")); answer(1); sys.stdin.read()'
+    with ThreadPoolExecutor() as pool, sim_cuda.start(machine, code) as client:
+        assert client.stdout and client.stdout.readline() == "1\n"
+        watch = pool.submit(machine.watch, 0.5)
+        time.sleep(0.05)
+        lived = machine.report().cards[0].busy_ns
+        client.kill()
+        watch.result()
+    assert machine.report().cards[0].busy_ns - lived < 250e6  # 450 ms unwatched
 
 
 def test_processes_are_told_by_the_pid_that_the_reader_sees(machine: sim.Machine) -> None:

@@ -1,4 +1,4 @@
-"""The compiled simulated driver: where it is, what version it says, and its two control functions through ctypes."""
+"""The compiled simulated driver: where it is, what version it says, and its control functions through ctypes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def install(folder: Path, number: str) -> None:
 
 
 class Control:
-    """simReport and simInject of one machine, through its own copy of libcuda.
+    """simReport, simInject and simWatch of one machine, through its own copy of libcuda.
 
     Its own copy, because a process that is a client of the machine as well then has the library only once: POSIX record
     locks, by which clients are known to live, are a process's, not a library's.
@@ -73,6 +73,8 @@ class Control:
             ctypes.c_size_t,
         ]
 
+        self._library.simWatch.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
+
     def report(self) -> bytes:
         """The machine's JSON. Raises SimError with the driver's words."""
         size = _FIRST_BUFFER
@@ -90,6 +92,12 @@ class Control:
         buffer = ctypes.create_string_buffer(1024)
         if self._library.simInject(self._directory, command.encode(), buffer, len(buffer)) != 0:
             raise SimError(f"fault {command!r} refused: {_text(buffer)}")
+
+    def watch(self, seconds: float) -> None:
+        """Miss dead clients as they end, for so long. Raises SimError with the driver's words."""
+        buffer = ctypes.create_string_buffer(1024)
+        if self._library.simWatch(self._directory, int(seconds * 1e9), buffer, len(buffer)) != 0:
+            raise SimError(f"the machine {self._directory.decode(errors='replace')}: {_text(buffer)}")
 
 
 def _text(buffer: ctypes.Array[ctypes.c_char]) -> str:

@@ -161,9 +161,9 @@ class Machine:
         """The ground truth per card and process, as the card itself counts it. Raises SimError."""
         return parse_report(self._driver().report())
 
-    def look(self) -> None:
-        """Bring the cards up to now: what the dead had running lasts until somebody looks. Raises SimError."""
-        self._driver().report()
+    def watch(self, seconds: float) -> None:
+        """See clients end for so long: what they had running lasts until somebody looks. Raises SimError."""
+        self._driver().watch(seconds)
 
     def _driver(self) -> libraries.Control:
         if self._control is None:

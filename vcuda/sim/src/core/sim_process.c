@@ -3,10 +3,15 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "sim_engine.h"
+
+/* A watcher misses the dead so soon: each that is missed later has the card for longer than it lived. */
+#define WATCH_NS 50000
 
 static uint64_t own_namespace(void)
 {
@@ -97,13 +102,44 @@ int sim_process_join(sim_state *state)
     return state->slot == SIM_NONE ? -1 : 0;
 }
 
+/* Whether the slot had something on the card, and its process is gone. */
+static int is_left(sim_state *state, const sim_card *card, int32_t slot)
+{
+    int pid;
+    const uint32_t generation = card->usage[slot].generation;
+    return generation && (generation != state->shared->processes[slot].generation || !sim_process_alive(state, slot, &pid));
+}
+
 void sim_reap(sim_state *state, int index)
 {
     sim_card *card = &state->shared->cards[index];
-    for (int32_t i = 0; i < SIM_MAX_PROCESSES; i++) {
-        int pid;
-        const uint32_t generation = card->usage[i].generation;
-        if (generation && (generation != state->shared->processes[i].generation || !sim_process_alive(state, i, &pid)))
+    for (int32_t i = 0; i < SIM_MAX_PROCESSES; i++)
+        if (is_left(state, card, i))
             sim_purge(card, i);
+}
+
+static void look_for_the_dead(sim_state *state, int index)
+{
+    int32_t slot = 0;
+    while (slot < SIM_MAX_PROCESSES && !is_left(state, &state->shared->cards[index], slot))
+        slot++;
+    if (slot == SIM_MAX_PROCESSES)
+        return;
+    sim_card_lock(state, index);
+    sim_reap(state, index);
+    sim_card_unlock(state, index);
+}
+
+void sim_watch(sim_state *state, uint64_t for_ns)
+{
+    const struct timespec pause = {.tv_nsec = WATCH_NS};
+    const uint64_t end = sim_now() + for_ns;
+    const int slack = prctl(PR_GET_TIMERSLACK);
+    prctl(PR_SET_TIMERSLACK, 1);
+    while (sim_now() < end) {
+        nanosleep(&pause, NULL);
+        for (int i = 0; i < state->config.card_count; i++)
+            look_for_the_dead(state, i);
     }
+    prctl(PR_SET_TIMERSLACK, slack);
 }

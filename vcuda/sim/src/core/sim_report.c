@@ -146,3 +146,13 @@ EXPORTED int simInject(const char *directory, const char *text, char *buffer, si
     sim_detach(state);
     return result;
 }
+
+EXPORTED int simWatch(const char *directory, uint64_t for_ns, char *buffer, size_t size)
+{
+    sim_state *state = sim_attach(directory, buffer, size);
+    if (!state)
+        return -1;
+    sim_watch(state, for_ns);
+    sim_detach(state);
+    return 0;
+}

@@ -78,6 +78,9 @@ uint64_t sim_card_lock(sim_state *state, int card);
 void sim_card_unlock(sim_state *state, int card);
 /* Reap processes that are gone at once, whatever the last look. Lock held. */
 void sim_reap(sim_state *state, int card);
+/* Reap them as they end, for so long: a driver ends what a process had running while the kernel closes its files; here that runs on until
+ * somebody looks. No lock held. */
+void sim_watch(sim_state *state, uint64_t for_ns);
 
 /* ---- views for observers; each locks by itself ---- */
 
@@ -122,5 +125,6 @@ int sim_report(sim_state *state, char *buffer, size_t size);
 /* ---- exported by both libraries for ctypes: `directory` NULL is the default; -1 with the reason in `buffer` ---- */
 int simReport(const char *directory, char *buffer, size_t size);
 int simInject(const char *directory, const char *text, char *buffer, size_t size);
+int simWatch(const char *directory, uint64_t for_ns, char *buffer, size_t size);
 
 #endif
