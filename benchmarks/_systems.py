@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -34,6 +35,19 @@ PRESETS: dict[str, dict[str, str]] = {
         "LOGGER_LEVEL": "1",
     },
 }
+
+
+@contextmanager
+def before_the_loads() -> Iterator[None]:
+    """At usual priority a thread that only looks and sleeps goes before those that work; at real-time priority it would wait for them."""
+    usual, policy = os.sched_getparam(0), os.sched_getscheduler(0)
+    with suppress(PermissionError):
+        if policy in (os.SCHED_RR, os.SCHED_FIFO):
+            os.sched_setparam(0, os.sched_param(usual.sched_priority + 1))
+    try:
+        yield
+    finally:
+        os.sched_setparam(0, usual)
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,9 @@ class Ours:
         shared: bool = False,
         driver: Path | None = None,
     ) -> Iterator[list[Share]]:
-        with Arbiter() as arbiter:
+        with before_the_loads():
+            started = Arbiter()  # its thread keeps the priority
+        with started as arbiter:
             made = []
             for load in loads:
                 folder, environment = bench.share(load, shared, driver)

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks._card import SimulatedCard
 from benchmarks._cheats_tamper import TAMPERINGS, Tampering
-from benchmarks._systems import Share, System
+from benchmarks._systems import Share, System, before_the_loads
 from benchmarks._throttle_bench import HERE, OURS, Bench, Load, about_machine, compile_c, ended_with
 from vcuda import region
 
@@ -147,7 +147,8 @@ class Table:
                 stack.enter_context(tampering.run(share.region / "usage"))
             time.sleep(WARM_SECONDS)
             before = self._used(trusted, neighbour)
-            self.machine.watch(seconds)
+            with before_the_loads():
+                self.machine.watch(seconds)
             after = self._used(trusted, neighbour)
             if process.poll() is not None and not tampering:
                 raise RuntimeError(f"the pattern {pattern} {ended_with(process.returncode)} by itself")

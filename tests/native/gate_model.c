@@ -173,6 +173,7 @@ void model_process(struct model *model, unsigned tenant, struct model_load load)
     uint32_t slot = region->slot_high_water++;
     process->slot = &region->slots[slot].cards[0];
     vc_gate_init(process->gate, &model->limits, &model->limits.cards[tenant], &region->cards[0], process->slot);
+    process->gate->paid = &region->paid[0];
     process->gate->turns = (struct vc_turns){&region->cards[0], region->slots, &region->slot_high_water, 0, slot, 0};
     vc_lane_init(&process->lane, process->gate);
 }

@@ -694,7 +694,7 @@ static struct vc_gate one, other;
 static uint64_t settle_for(uint64_t now, bool gone)
 {
     uint64_t due = vc_abandoned_take(&limits, &region_usage, 0, 0, now, gone);
-    vc_gate_owe(&other, due);
+    vc_gate_owe(&other, due, gone ? due : 0);
     return due;
 }
 
@@ -706,6 +706,7 @@ static void start_two(void)
     for (uint32_t i = 0; i < 2; i++) {
         vc_gate_init(gates[i], &limits, &limits.cards[0], &region_usage.cards[0], &region_usage.slots[i].cards[0]);
         gates[i]->turns = (struct vc_turns){&region_usage.cards[0], region_usage.slots, &region_usage.slot_high_water, 0, i, 0};
+        gates[i]->paid = &region_usage.paid[0];
         gates[i]->watched = true;
     }
     vc_bucket_fill(one.usage, T, 500000, 0);
@@ -821,6 +822,50 @@ static void test_what_several_left_at_the_same_time_is_charged_once(void)
     vc_gate_enter(&other, T + 100 * MS, 0, 0, &answer);
     vc_gate_fold(&other, answer.allowance_ns, 0);
     CHECK_NEAR(vc_abandoned_take(&limits, &region_usage, 0, 1, T + 120 * MS, false), 20 * MS, 10 * US);
+}
+
+static uint64_t left_by_one(uint64_t ended, uint64_t now)
+{
+    limits.arbiter_heartbeat_ns = now;
+    region_usage.slots[0].claimed_ns = T - MS;
+    limits.ended_ns[0] = ended;
+    return settle_for(now, true);
+}
+
+/* It is known late of who ended, and others had begun behind it by then: children that end 1.5 ms after a launch were charged 50 for 40. */
+static void test_what_others_were_charged_before_the_latest_is_not_forgotten(void)
+{
+    start_two();
+    vc_abandoned_cover(other.paid, T + MS, T + 5 * MS);
+    for (unsigned i = 1; i <= 10; i++)
+        vc_abandoned_cover(other.paid, T + i * 10 * MS, T + i * 10 * MS + MS);
+    CHECK_NEAR(left_by_one(T + 6 * MS, T + 120 * MS), 2 * MS, 10 * US);
+    CHECK(vc_abandoned_cover(other.paid, T + 10 * US, T + 6 * MS) == 0);
+    CHECK(vc_abandoned_cover(other.paid, T + 8 * MS, T + 32 * MS) == 21 * MS);
+}
+
+/* What it was predicted to take from its helper's latest look on nobody had paid. */
+static void test_who_ends_between_two_looks_leaves_what_passed_since_the_first(void)
+{
+    start_two();
+    vc_gate_progress(&one, T + 2 * MS, &(struct vc_interval){.from_ns = T, .unknown = true});
+    vc_gate_overdue(&one, T + 2 * MS, T, true);
+    CHECK_NEAR(left_by_one(T + 2 * MS + 150 * US, T + 20 * MS), 150 * US, US);
+    start_two();
+    vc_gate_progress(&one, T + 2 * MS, &(struct vc_interval){.from_ns = T, .unknown = true});
+    vc_gate_overdue(&one, T + 2 * MS, T, true);
+    vc_gate_overdue(&one, T + 2 * MS + 50 * US, T, true);
+    CHECK_NEAR(left_by_one(T + 3 * MS, T + 20 * MS), 950 * US, US);
+}
+
+/* They had it before. */
+static void test_what_the_dead_left_is_no_part_of_what_lives(void)
+{
+    start_two();
+    struct vc_gate_others before = vc_gate_others(&other), after;
+    CHECK_NEAR(left_by_one(T + 5 * MS, T + 50 * MS), 5 * MS, 10 * US);
+    after = vc_gate_others(&other);
+    CHECK(vc_gate_others_ns(&other, T + 50 * MS, &before, &after) == 0);
 }
 
 /* Its thread was held up between the gate and the driver, and the helper found nothing under way. */
@@ -1155,6 +1200,9 @@ int main(void)
     test_a_dead_process_is_not_charged_for_as_long_as_its_siblings_live();
     test_what_several_left_at_the_same_time_is_charged_once();
     test_who_ends_before_what_is_overdue_was_charged_leaves_that();
+    test_what_others_were_charged_before_the_latest_is_not_forgotten();
+    test_who_ends_between_two_looks_leaves_what_passed_since_the_first();
+    test_what_the_dead_left_is_no_part_of_what_lives();
     test_who_launches_long_after_it_was_let_in_has_work_on_the_card();
     test_who_waited_for_its_work_leaves_none();
     test_a_process_that_rests_has_nothing_on_the_card();

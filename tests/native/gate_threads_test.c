@@ -145,7 +145,7 @@ static void look_after_siblings(struct process *process)
     uint32_t other = 1 - turns->own;
     uint64_t now = vc_now_ns();
     if (vc_load(&container->usage->slots[other].cards[0].predicted_finish_ns) + 300000 < now)
-        vc_gate_owe(&process->gate, vc_abandoned_take(container->limits, container->usage, 0, other, now, false));
+        vc_gate_owe(&process->gate, vc_abandoned_take(container->limits, container->usage, 0, other, now, false), 0);
 }
 
 static void *helper(void *argument)
@@ -212,6 +212,7 @@ static void make(struct container *container)
         struct vc_card_usage *usage = &container->usage->cards[0];
         vc_gate_init(&process->gate, container->limits, &container->limits->cards[0], usage,
                      &container->usage->slots[slot].cards[0]);
+        process->gate.paid = &container->usage->paid[0];
         process->gate.turns =
             (struct vc_turns){usage, container->usage->slots, &container->usage->slot_high_water, 0, slot, 0};
         process->gate.watched = true;

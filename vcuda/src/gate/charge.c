@@ -65,6 +65,8 @@ void vc_gate_charge_unwatched(struct vc_gate *gate, uint64_t now_ns)
 void vc_gate_publish(struct vc_gate *gate)
 {
     vc_store_relaxed(&gate->slot->others_then_ns, gate->all_done ? VC_ALL_DONE : vc_load_relaxed(&gate->limit->others_gpu_ns));
+    if (gate->turns.slots)
+        vc_store_relaxed(&gate->turns.slots[gate->turns.own].unpaid_ns[gate->turns.card], (uint32_t)gate->unpaid_ns);
     vc_store_release(&gate->slot->predicted_finish_ns, gate->unpaid_since_ns ? vc_earlier(gate->unpaid_since_ns, gate->finish_ns) : gate->finish_ns);
     uint64_t current = vc_load_relaxed(&gate->usage->predicted_finish_ns);
     if (gate->finish_ns > current || current == gate->published_ns) {
@@ -106,8 +108,10 @@ uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns)
     return told;
 }
 
-void vc_gate_owe(struct vc_gate *gate, uint64_t ns)
+void vc_gate_owe(struct vc_gate *gate, uint64_t ns, uint64_t dead_ns)
 {
+    if (gate->paid)
+        vc_add_relaxed(&gate->paid->dead_gpu_ns, dead_ns);
     vc_bucket_take(gate->usage, (int64_t)ns, VC_SAVED_NS);
     __atomic_add_fetch(&gate->usage->gpu_ns, ns, __ATOMIC_RELAXED);
 }

@@ -87,7 +87,8 @@ struct vc_gate {
     const struct vc_card_limit *limit;
     struct vc_card_usage *usage;
     struct vc_slot_card *slot;
-    struct vc_turns turns; /* set by whoever has the whole region; zero: no siblings */
+    struct vc_turns turns; /* set by whoever has the whole region; zero: no siblings … */
+    struct vc_paid *paid;  /* … as this: what the card's time was charged for already */
     bool alone; /* usage is this process's own: guaranteed share, no lending */
 
     pthread_mutex_t mutex;
@@ -99,6 +100,8 @@ struct vc_gate {
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
     uint64_t unpaid_since_ns; /* what is overdue is not charged yet, from then on; else 0 */
+    uint64_t stepped_ns;   /* … or it is charged as it passes, and was predicted to last until then at the latest look … */
+    uint64_t unpaid_ns;    /* … so long behind what was charged */
     uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
     uint32_t unknown;      /* those of them whose cost was not known */
     uint64_t ended_ns;     /* when work was last seen to end, by its mark */
@@ -228,8 +231,8 @@ uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns, bool *opened);
  * back. Never less than before. Called by one thread, at least every few ms while there is work. */
 uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns);
 
-/* Charge the container for what a sibling left on the card. */
-void vc_gate_owe(struct vc_gate *gate, uint64_t ns);
+/* Charge the container for what siblings left on the card, of which `dead_ns` by those that ended. */
+void vc_gate_owe(struct vc_gate *gate, uint64_t ns, uint64_t dead_ns);
 
 /* The application waited for all of its work on the card. */
 void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns);

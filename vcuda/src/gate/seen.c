@@ -9,6 +9,12 @@ static const uint64_t OVERDUE_STEP_NS = 200000;
 /* What has not begun for long keeps nobody else from the card: the arbiter takes its lease. */
 static const uint64_t IDLE_SINCE_NS = 300000;
 
+/* Refunds may set a clock back a little. */
+static uint64_t grown(uint64_t from, uint64_t to)
+{
+    return (int64_t)(to - from) > 0 ? to - from : 0;
+}
+
 uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
 {
     pthread_mutex_lock(&gate->mutex);
@@ -29,6 +35,14 @@ void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns)
     vc_store_relaxed(&gate->usage->began_ns, VC_NOT_BEGUN | vc_later(since_ns, vc_load_relaxed(&gate->ended_ns)));
 }
 
+/* It lasts for longer than was thought: as far as anybody knows until the next look, as what it has until now is charged by then. */
+static void step_on(struct vc_gate *gate, uint64_t now_ns)
+{
+    gate->all_done = false;
+    gate->stepped_ns = now_ns + OVERDUE_STEP_NS;
+    gate->finish_ns = vc_later(gate->finish_ns, gate->stepped_ns);
+}
+
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns, bool paid)
 {
     pthread_mutex_lock(&gate->mutex);
@@ -37,11 +51,12 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
     gate->looked_ns = now_ns;
     if (gate->unseen != 0 && gate->late_since_ns == 0)
         gate->late_since_ns = expected_ns;
-    if (gate->unseen != 0 && gate->finish_ns < now_ns + OVERDUE_STEP_NS / 2) {
-        gate->all_done = false;
-        gate->finish_ns = now_ns + OVERDUE_STEP_NS;
+    bool steps = gate->unseen != 0 && gate->finish_ns < now_ns + OVERDUE_STEP_NS / 2;
+    if (steps)
+        step_on(gate, now_ns);
+    gate->unpaid_ns = paid ? grown(now_ns, gate->stepped_ns) : 0;
+    if (steps || paid)
         vc_gate_publish(gate);
-    }
     pthread_mutex_unlock(&gate->mutex);
 }
 
@@ -64,6 +79,7 @@ void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
     /* It is paid for until then, for who thinks that we stand still. */
     if (gate->unseen != 0 && (gate->finish_ns + 2 * VC_REST_NS < now_ns || (idle && gate->finish_ns > now_ns - IDLE_SINCE_NS))) {
         gate->finish_ns = now_ns - (idle ? IDLE_SINCE_NS : VC_REST_NS);
+        gate->stepped_ns = gate->unpaid_ns = 0;
         vc_gate_publish(gate);
     }
     pthread_mutex_unlock(&gate->mutex);
@@ -72,13 +88,9 @@ void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
 struct vc_gate_others vc_gate_others(const struct vc_gate *gate)
 {
     uint64_t own = vc_load_relaxed(&gate->charged_ns) + vc_load_relaxed(&gate->slot->owed_ns); /* what siblings were charged for us is ours */
+    if (gate->paid) /* … and what the dead had, they had before */
+        own += vc_load_relaxed(&gate->paid->dead_gpu_ns);
     return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns), vc_load_relaxed(&gate->usage->gpu_ns) - own};
-}
-
-/* Refunds may set a clock back a little. */
-static uint64_t grown(uint64_t from, uint64_t to)
-{
-    return (int64_t)(to - from) > 0 ? to - from : 0;
 }
 
 uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
@@ -119,7 +131,7 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
     gate->looked_ns = now_ns;
     vc_gate_pay_owed(gate, interval);
     if (gate->open) /* what siblings leave meanwhile is paid for, too */
-        vc_abandoned_cover(gate->usage, vc_later(interval->from_ns, interval->covered_until_ns), now_ns);
+        vc_abandoned_cover(gate->paid, vc_later(interval->from_ns, interval->covered_until_ns), now_ns);
     vc_interval_cover(&gate->busy, interval, now_ns);
     uint64_t used = vc_interval_own(interval), paid = interval->estimate_ns + interval->advance_ns;
     gate->unpaid_since_ns = 0;
@@ -151,8 +163,8 @@ void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
 {
     vc_gate_progress(gate, now_ns, interval);
     pthread_mutex_lock(&gate->mutex);
-    gate->finish_ns = vc_later(gate->finish_ns, now_ns + OVERDUE_STEP_NS);
-    gate->all_done = false;
+    step_on(gate, now_ns);
+    gate->unpaid_ns = OVERDUE_STEP_NS;
     vc_gate_publish(gate);
     gate->untold_open |= vc_gate_open(gate);
     pthread_mutex_unlock(&gate->mutex);
@@ -224,6 +236,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     uint64_t ended = interval->to_ns ? vc_earlier(interval->to_ns, now_ns) : now_ns;
     vc_store_relaxed(&gate->ended_ns, vc_later(gate->ended_ns, ended)); /* its helper reads it without the lock */
     gate->finish_ns = behind ? vc_later(ended + behind, gate->unseen ? now_ns : 0) : ended;
+    gate->stepped_ns = gate->unpaid_ns = 0;
     vc_gate_close_at_rest(gate, now_ns);
     vc_gate_publish(gate);
     pthread_mutex_unlock(&gate->mutex);
@@ -285,6 +298,7 @@ void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns)
 {
     pthread_mutex_lock(&gate->mutex);
     gate->finish_ns = vc_earlier(gate->finish_ns, now_ns);
+    gate->stepped_ns = gate->unpaid_ns = 0;
     gate->progress_ns = now_ns;
     gate->all_done = gate->unknown == 0; /* else what it cost is charged when its mark is seen */
     vc_gate_publish(gate);

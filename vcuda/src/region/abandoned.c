@@ -45,23 +45,49 @@ static uint64_t without_others(const struct vc_card_limit *limit, const struct v
     return passed_ns - ((int64_t)others < 0 ? 0 : others < most ? others : most);
 }
 
-uint64_t vc_abandoned_cover(struct vc_card_usage *shared, uint64_t from_ns, uint64_t until_ns)
+enum { STRETCHES = sizeof((struct vc_paid *)0)->stretches / sizeof(struct vc_stretch) };
+
+/* What of that lies in none of the stretches from `first` on. */
+static uint64_t outside(const struct vc_paid *paid, unsigned first, uint64_t from_ns, uint64_t until_ns)
 {
-    uint64_t charged_from = vc_load_relaxed(&shared->abandoned_from_ns), charged_until = vc_load_acquire(&shared->abandoned_until_ns);
+    uint64_t sum = 0;
+    for (unsigned i = first; i < STRETCHES && from_ns < until_ns; i++) {
+        uint64_t from = vc_load_relaxed(&paid->stretches[i].from_ns), until = vc_load_acquire(&paid->stretches[i].until_ns);
+        if (from >= until || from >= until_ns || until <= from_ns)
+            continue;
+        if (from > from_ns)
+            sum += outside(paid, i + 1, from_ns, from);
+        from_ns = until;
+    }
+    return sum + (until_ns > from_ns ? until_ns - from_ns : 0);
+}
+
+/* One that it touches becomes longer, else the oldest is forgotten. */
+static void remember(struct vc_paid *paid, uint64_t from_ns, uint64_t until_ns)
+{
+    struct vc_stretch *place = &paid->stretches[0];
+    for (unsigned i = 0; i < STRETCHES; i++) {
+        struct vc_stretch *one = &paid->stretches[i];
+        uint64_t from = vc_load_relaxed(&one->from_ns), until = vc_load_acquire(&one->until_ns);
+        if (from < until && from <= until_ns && from_ns <= until) {
+            vc_store_relaxed(&one->from_ns, from < from_ns ? from : from_ns);
+            vc_store_release(&one->until_ns, until > until_ns ? until : until_ns);
+            return;
+        }
+        place = until < vc_load_relaxed(&place->until_ns) ? one : place;
+    }
+    if (vc_load_relaxed(&place->until_ns) > until_ns) /* older than what is remembered */
+        return;
+    vc_store_relaxed(&place->from_ns, from_ns);
+    vc_store_release(&place->until_ns, until_ns);
+}
+
+uint64_t vc_abandoned_cover(struct vc_paid *paid, uint64_t from_ns, uint64_t until_ns)
+{
     if (until_ns <= from_ns)
         return 0;
-    uint64_t passed = until_ns - from_ns;
-    bool apart = charged_from > charged_until || from_ns > charged_until || until_ns < charged_from;
-    if (!apart) {
-        uint64_t common = (until_ns < charged_until ? until_ns : charged_until) - (from_ns > charged_from ? from_ns : charged_from);
-        passed -= common;
-        from_ns = from_ns < charged_from ? from_ns : charged_from;
-        until_ns = until_ns > charged_until ? until_ns : charged_until;
-    } else if (until_ns < charged_from && charged_from <= charged_until) {
-        return passed; /* older than what is remembered */
-    }
-    vc_store_relaxed(&shared->abandoned_from_ns, from_ns);
-    vc_store_release(&shared->abandoned_until_ns, until_ns);
+    uint64_t passed = outside(paid, 0, from_ns, until_ns);
+    remember(paid, from_ns, until_ns);
     return passed;
 }
 
@@ -72,15 +98,17 @@ uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usag
     struct vc_slot_card *own = &usage->slots[slot].cards[card];
     if (!vc_abandoned_is_open(shared, slot))
         return 0;
-    uint64_t paid_until = vc_load_acquire(&own->predicted_finish_ns);
+    uint64_t finish = vc_load_acquire(&own->predicted_finish_ns), unpaid = vc_load_relaxed(&usage->slots[slot].unpaid_ns[card]);
+    uint64_t paid_until = finish - (unpaid < finish ? unpaid : finish);
     uint64_t until = gone ? ended(limits, usage, card, slot, paid_until, now_ns) : now_ns;
     uint64_t due = 0;
     if (until > paid_until && vc_load_relaxed(&own->others_then_ns) != VC_ALL_DONE) {
         uint64_t owed = vc_load_relaxed(&own->owed_ns), most = owed < VC_ABANDONED_MOST_NS ? VC_ABANDONED_MOST_NS - owed : 0;
         due = without_others(&limits->cards[card], own, until - paid_until, others_are_open(shared, slot) ? now_ns - until : 0);
-        if (!__atomic_compare_exchange_n(&own->predicted_finish_ns, &paid_until, until, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        if (!__atomic_compare_exchange_n(&own->predicted_finish_ns, &finish, until, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             return 0; /* another one was faster, or its process goes on */
-        due = (uint64_t)((double)due / (double)(until - paid_until) * (double)vc_abandoned_cover(shared, paid_until, until));
+        due = (uint64_t)((double)due / (double)(until - paid_until) * (double)vc_abandoned_cover(&usage->paid[card], paid_until, until));
+        vc_store_relaxed(&usage->slots[slot].unpaid_ns[card], 0);
         due = due < most ? due : most;
         vc_store_relaxed(&own->others_then_ns, vc_load_relaxed(&limits->cards[card].others_gpu_ns));
     }

@@ -1,7 +1,7 @@
 /* Work whose process stopped or ended before it was paid for: the others of its container pay.
  *
  * A process sets its bit in vc_card_usage.open_slots while it has work on the card whose end nobody has seen. Its slot's
- * predicted_finish_ns says until when that is paid for; as long as the process runs its helper moves it on, or takes the bit away.
+ * predicted_finish_ns says until when that is paid for, but for the last unpaid_ns; as long as the process runs its helper moves it on, or takes the bit away.
  * Who finds it standing still charges the time that passed and moves it on instead. No lock; what is lost where a process is killed
  * between two steps is one such charge.
  */
@@ -32,8 +32,9 @@ static inline bool vc_abandoned_is_open(const struct vc_card_usage *usage, uint3
 }
 
 /* Processes that stand still, or ended, at the same time have the card in turns, with those that go on: what passes is charged once. That time is charged
- * to somebody now; returns what of it was not before. The container remembers the latest stretch. */
-uint64_t vc_abandoned_cover(struct vc_card_usage *usage, uint64_t from_ns, uint64_t until_ns);
+ * to somebody now; returns what of it was not before. The container remembers the latest stretches: of one that ended it is known later than what others, which
+ * began behind it, were charged meanwhile. */
+uint64_t vc_abandoned_cover(struct vc_paid *paid, uint64_t from_ns, uint64_t until_ns);
 
 /* Take over what slot `slot` has not paid for until `now_ns`, or until its process ended (`gone`); returns the GPU time to be charged. */
 uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t now_ns,

@@ -59,7 +59,7 @@ VC__OFFSET(vc_card_usage, oversold_allocations, 112);
 VC__OFFSET(vc_card_usage, turn, 120);
 VC__OFFSET(vc_card_usage, began_ns, 128);
 VC__OFFSET(vc_card_usage, open_slots, 136);
-VC__OFFSET(vc_card_usage, abandoned_until_ns, 176);
+VC__OFFSET(vc_card_usage, unpaid_ns, 184);
 VC__OFFSET(vc_card_usage, all_until_ns, 192);
 
 VC__SIZE(vc_slot_card, 128);
@@ -72,9 +72,13 @@ VC__OFFSET(vc_slot_card, owed_ns, 104);
 VC__SIZE(vc_slot, 128 + 16 * 128);
 VC__OFFSET(vc_slot, pid, 4);
 VC__OFFSET(vc_slot, flags, 48);
+VC__OFFSET(vc_slot, unpaid_ns, 56);
 VC__OFFSET(vc_slot, cards, 128);
 
 VC__SIZE(vc_name, 16);
+
+VC__SIZE(vc_paid, 256);
+VC__OFFSET(vc_paid, dead_gpu_ns, 240);
 
 VC__OFFSET(vc_usage, slot_high_water, 64);
 VC__OFFSET(vc_usage, limits_impossible, 88);
@@ -82,6 +86,7 @@ VC__OFFSET(vc_usage, account_damaged, 96);
 VC__OFFSET(vc_usage, cards, 128);
 VC__OFFSET(vc_usage, slots, 128 + 16 * 256);
 VC__OFFSET(vc_usage, names, 128 + 16 * 256 + 128 * (128 + 16 * 128));
+VC__OFFSET(vc_usage, paid, 128 + 16 * 256 + 128 * (128 + 16 * 128) + 6144 * 16);
 
 _Static_assert(sizeof(struct vc_limits) <= VC_LIMITS_FILE_BYTES, "limits do not fit into their file");
 _Static_assert(sizeof(struct vc_usage) <= VC_USAGE_FILE_BYTES, "usage does not fit into its file");

@@ -236,12 +236,13 @@ static bool is_gone(struct vc_region *region, uint32_t index)
     return gone;
 }
 
-uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns)
+uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns, uint64_t *dead_ns)
 {
+    *dead_ns = 0;
     if (region->state != VC_REGION_ENFORCED)
         return 0;
     struct vc_card_usage *usage = &region->usage->cards[card];
-    uint64_t due = vc_load_relaxed(&usage->left_ns) ? __atomic_exchange_n(&usage->left_ns, 0, __ATOMIC_RELAXED) : 0;
+    uint64_t standing = 0, dead = vc_load_relaxed(&usage->left_ns) ? __atomic_exchange_n(&usage->left_ns, 0, __ATOMIC_RELAXED) : 0;
     for (unsigned half = 0; half < 2; half++)
         for (uint64_t open = vc_load_relaxed(&usage->open_slots[half]); open != 0; open &= open - 1) {
             uint32_t index = half * 64 + (uint32_t)__builtin_ctzll(open);
@@ -249,9 +250,11 @@ uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t no
             uint64_t paid_until = vc_load_acquire(&slot->cards[card].predicted_finish_ns);
             if (slot == vc_load_relaxed(&region->slot) || paid_until + VC_ABANDONED_AFTER_NS > now_ns)
                 continue;
-            due += vc_abandoned_take(region->limits, region->usage, card, index, now_ns, is_gone(region, index));
+            bool gone = is_gone(region, index);
+            *(gone ? &dead : &standing) += vc_abandoned_take(region->limits, region->usage, card, index, now_ns, gone);
         }
-    return due;
+    *dead_ns = dead;
+    return standing + dead;
 }
 
 struct vc_slot *vc_region_slot(struct vc_region *region)

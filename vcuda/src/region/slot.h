@@ -27,8 +27,8 @@ bool vc_slot_locked(int descriptor, uint32_t index);
 struct vc_slot *vc_region_slot(struct vc_region *region);
 
 /* GPU time to be charged now for what other processes of this container left on a card when they stopped or ended (abandoned.h).
- * Cheap where there is nothing. Pre: card < region->card_count. */
-uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns);
+ * `*dead_ns`: what of it was left by those that ended. Cheap where there is nothing. Pre: card < region->card_count. */
+uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns, uint64_t *dead_ns);
 
 /* A number that tells the process that holds a slot now from all others, of this container or another, as far as 20 bits can. */
 #define VC_TAG_BITS 20

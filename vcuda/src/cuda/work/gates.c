@@ -20,9 +20,11 @@ static void bind_gate(struct vc_gate *gate, const struct vc_card *card, struct v
     const struct vc_region *region = card->region;
     vc_gate_init(gate, region->limits, card->limit, card->usage, slot ? &slot->cards[card->index] : &nobodys_slot);
     gate->alone = region->state == VC_REGION_UNCOUNTED;
-    if (slot && region->state == VC_REGION_ENFORCED)
-        gate->turns = (struct vc_turns){card->usage, region->usage->slots, &region->usage->slot_high_water, card->index,
-                                        (uint32_t)(slot - region->usage->slots), 0};
+    if (!slot || region->state != VC_REGION_ENFORCED)
+        return;
+    gate->paid = &region->usage->paid[card->index];
+    gate->turns = (struct vc_turns){card->usage, region->usage->slots, &region->usage->slot_high_water, card->index,
+                                    (uint32_t)(slot - region->usage->slots), 0};
 }
 
 struct vc_gate *vc_gates_find(int card)
@@ -54,9 +56,9 @@ const struct vc_card *vc_gates_card(const struct vc_gate *gate)
 void vc_gates_settle_abandoned(struct vc_gate *gate)
 {
     const struct vc_card *card = vc_gates_card(gate);
-    uint64_t due = vc_slots_abandoned(card->region, card->index, vc_now_ns());
+    uint64_t dead, due = vc_slots_abandoned(card->region, card->index, vc_now_ns(), &dead);
     if (VC_UNLIKELY(due != 0))
-        vc_gate_owe(gate, due);
+        vc_gate_owe(gate, due, dead);
 }
 
 /* Where no other process of the container can change it. */
