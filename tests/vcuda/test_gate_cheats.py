@@ -109,6 +109,12 @@ def test_what_the_legacy_stream_waits_for_elsewhere_is_not_charged(table: Table,
     assert charged < got + 1.5
 
 
+def test_what_a_destroyed_stream_leaves_is_not_paid_twice(table: Table) -> None:
+    """50 points were charged for 34 to 40."""
+    got, charged = table.alone("destroyed_at_work", 50)
+    assert charged < got + 5
+
+
 def test_a_kernel_that_is_long_for_once_is_charged_though_nobody_waits_or_launches_again(
     table: Table,
 ) -> None:

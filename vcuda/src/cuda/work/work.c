@@ -473,10 +473,26 @@ void vc_work_capture_begins(CUstream stream)
     vc_capture_begins(stream);
 }
 
+/* A lane does not outlive its stream: what it holds is settled with what was charged for it, or that would be paid twice. */
+static void end_lane(CUstream stream)
+{
+    struct vc_stream_lane *lane = vc_lane_of_stream_known(stream);
+    if (!lane || !lane->open || !vc_visit_begin())
+        return;
+    bool entered = vc_context_enter(lane->context);
+    pause_lane(lane);
+    if (!lane->open)
+        vc_tracker_followed(lane->tracker, stream, lane->left_stamp);
+    vc_context_leave(entered);
+    vc_visit_end();
+}
+
 void vc_work_stream_ending(CUstream stream)
 {
-    if (vc_work_gated() && stream)
+    if (vc_work_gated() && stream) {
+        end_lane(stream);
         vc_trackers_mark_left(stream);
+    }
     vc_visit_forbid();
 }
 
