@@ -111,6 +111,28 @@ static void test_debt_shuts_the_gate_until_a_chunk_is_there(void)
     CHECK(ask(T + 10 * MS + 10, 100 * US) == VC_GATE_GO);
 }
 
+static void test_what_was_launched_before_anybody_asked_is_charged_at_once_and_closes_the_gate(void)
+{
+    struct vc_lane lane;
+    struct vc_lane_step step;
+    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x54, 1, 1));
+    start(10, 10, 0);
+    vc_lane_init(&lane, &gate);
+    vc_estimate_set(estimate, 20 * MS);
+    CHECK(ask(T, 12 * MS) == VC_GATE_GO);
+    for (unsigned i = 1; i <= 2; i++) {
+        uint64_t at = T + i * 30 * MS;
+        vc_lane_launched_unasked(&lane, estimate, at, at + 10 * US, &answer, &step);
+        CHECK(usage.gpu_ns == 12 * MS + i * 20 * MS && answer.allowance_ns == 0);
+        CHECK(step.mark_after && step.interval.loose && step.interval.from_ns == at && step.interval.estimate_ns == 20 * MS);
+        CHECK(ask(at + 25 * MS, 20 * MS) == VC_GATE_CREDIT);
+    }
+    /* It ran for 5 ms; or not at all, when it turns out to have been captured. */
+    step.interval.to_ns = T + 65 * MS;
+    vc_gate_seen(&gate, T + 66 * MS, &step.interval);
+    CHECK_NEAR(usage.gpu_ns, 12 * MS + 25 * MS, US);
+}
+
 static void test_one_unknown_operation_at_a_time_but_no_dead_lock(void)
 {
     start(30, 30, 0);
@@ -1210,6 +1232,7 @@ int main(void)
     test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_more();
     test_limits_that_make_no_sense_give_the_guaranteed_share();
     test_debt_shuts_the_gate_until_a_chunk_is_there();
+    test_what_was_launched_before_anybody_asked_is_charged_at_once_and_closes_the_gate();
     test_one_unknown_operation_at_a_time_but_no_dead_lock();
     test_what_others_paid_for_does_not_make_an_operation_free();
     test_no_more_is_marked_one_by_one_than_marks_are_kept_for();

@@ -109,6 +109,12 @@ def test_what_the_legacy_stream_waits_for_elsewhere_is_not_charged(table: Table,
     assert charged < got + 1.5
 
 
+def test_what_another_threads_capture_took_the_mark_of_is_charged_for_its_own_time_only(table: Table) -> None:
+    """The wait for the gate was charged with it: 200 ms for 20, so that 0.5 to 7 points of 10 were had."""
+    runs = [table.alone("capture_toggled", CAP) for _ in range(3)]
+    assert sum(charged for _, charged in runs) < sum(got for got, _ in runs) + 5
+
+
 def test_what_a_destroyed_stream_leaves_is_not_paid_twice(table: Table) -> None:
     """50 points were charged for 34 to 40."""
     got, charged = table.alone("destroyed_at_work", 50)

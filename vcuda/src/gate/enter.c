@@ -208,6 +208,17 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
     pthread_mutex_unlock(&gate->mutex);
 }
 
+void vc_gate_launched_unasked(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer)
+{
+    memset(answer, 0, sizeof *answer);
+    pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    launch(gate, now_ns, cost_ns, 0, gate->finish_ns <= now_ns && gate->unseen == 0, &policy, answer);
+    gate->untold_open |= answer->opened;
+    gate->risk_ns += risk_ns;
+    pthread_mutex_unlock(&gate->mutex);
+}
+
 void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns)
 {
     if (used_ns >= allowance_ns)

@@ -146,6 +146,9 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns);
 /* May an operation of `cost_ns` (0: unknown), perhaps of `risk_ns` (0: certainly not), start? If so it is charged at once and counted as launched. */
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer);
 
+/* It was launched before anybody asked: charge it and count it as launched, whatever it may. Nothing is allowed beyond it. */
+void vc_gate_launched_unasked(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer);
+
 /* Give back what is left of an allowance; `used_ns` of `allowance_ns` was launched. */
 void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns);
 

@@ -247,16 +247,26 @@ bool vc_lane_all_marked(const struct vc_lane *lane)
     return lane->open && lane->operations == 0 && lane->passed == 0;
 }
 
-void vc_lane_launched_before(struct vc_lane *lane, struct vc_estimate *estimate, uint64_t from_ns, const struct vc_gate_answer *answer,
-                             struct vc_lane_step *step)
+void vc_lane_launched_unasked(struct vc_lane *lane, struct vc_estimate *estimate, uint64_t from_ns, uint64_t now_ns, struct vc_gate_answer *answer,
+                              struct vc_lane_step *step)
 {
-    lane->open = false;
-    if (lane->unmarked_since_ns == 0 || lane->unmarked_since_ns > from_ns)
+    vc_lane_fold(lane);
+    uint64_t cost = vc_estimate_cost(estimate), risk = vc_estimate_risk(estimate);
+    struct vc_gate_others others = vc_gate_others(lane->gate);
+    vc_gate_launched_unasked(lane->gate, now_ns, cost, risk, answer);
+    if (lane->finish_ns <= from_ns) {
+        lane->unmarked_since_ns = 0;
+        forget_interval(lane);
+    }
+    if (lane->unmarked_since_ns == 0) {
         lane->unmarked_since_ns = from_ns;
-    step->mark_before = false;
-    step->due = true;
+        lane->others_then = others;
+    }
+    lane->open = false;
+    lane->finish_ns = vc_later(lane->finish_ns, from_ns) + cost;
+    *step = (struct vc_lane_step){.cost_ns = cost, .risk_ns = risk, .due = true};
     vc_lane_launched(lane, estimate, answer, step);
-    lane->open = false; /* its mark is older than the wait for the gate */
+    lane->open = false; /* no mark before the next operation is its begin: that waits for the gate first */
 }
 
 void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns, bool for_its_own)

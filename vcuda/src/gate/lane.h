@@ -116,9 +116,9 @@ void vc_lane_opened(struct vc_lane *lane, bool recorded);
 void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const struct vc_gate_answer *answer,
                       struct vc_lane_step *step);
 
-/* … where it ran before anybody asked, alone since `from_ns` as far as anybody knows: its end is marked, and what it took is charged. */
-void vc_lane_launched_before(struct vc_lane *lane, struct vc_estimate *estimate, uint64_t from_ns, const struct vc_gate_answer *answer,
-                             struct vc_lane_step *step);
+/* … where it ran before anybody asked, alone since `from_ns` as far as anybody knows: its end is to be marked now, and what it took is charged. */
+void vc_lane_launched_unasked(struct vc_lane *lane, struct vc_estimate *estimate, uint64_t from_ns, uint64_t now_ns, struct vc_gate_answer *answer,
+                              struct vc_lane_step *step);
 
 /* The thread is about to sleep: give back what is left of the permit. True: what the interval under way holds so far is taken out of
  * the lane as `step`'s, and its end has to be marked now. */

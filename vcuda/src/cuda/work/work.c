@@ -308,20 +308,22 @@ bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread,
     return mine && begin(work, mine, vc_work_stream(stream, per_thread), estimate);
 }
 
-/* It was thought to be captured, and ran: another thread ended the capture meanwhile. It is marked at once, and then waits as it would have. */
+/* It was thought to be captured, and may have run: another thread ended the capture meanwhile. It is charged and marked at once, since who waited before would
+ * be charged for the wait where no mark can be had; then its thread waits as it would have. */
 static void charge_late(struct vc_work *work)
 {
     struct vc_stream_lane *lane = work->lane;
     struct vc_mark *end = vc_capture_is(work->stream) ? NULL : vc_mark_record(lane->tracker, work->stream);
-    wait_for_go(work);
     vc_mark_release(lane->open);
     lane->open = NULL;
-    vc_lane_launched_before(&lane->lane, work->estimate, work->from_ns, &work->answer, &work->step);
+    vc_lane_launched_unasked(&lane->lane, work->estimate, work->from_ns, vc_now_ns(), &work->answer, &work->step);
     if (end)
         vc_mark_submit(NULL, end, work->stream, &work->step);
     else
         lose(lane, &work->step);
     vc_mark_release(end);
+    wait_for_go(work);
+    vc_lane_refused(&lane->lane, &work->step); /* what it may launch now, it has */
 }
 
 /* What has no mark behind it, or soon, is somebody's to ask about. */
