@@ -145,7 +145,8 @@ class Table:
             if tampering and share.region:
                 time.sleep(WARM_SECONDS / 2)
                 stack.enter_context(tampering.run(share.region / "usage"))
-            time.sleep(WARM_SECONDS)
+            with before_the_loads():
+                self.machine.watch(WARM_SECONDS)
             before = self._used(trusted, neighbour)
             with before_the_loads():
                 self.machine.watch(seconds)

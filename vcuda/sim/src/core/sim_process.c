@@ -1,6 +1,9 @@
 /* Process slots: claimed by a record lock that ends with the process, seen through it by everyone else. */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -12,6 +15,8 @@
 
 /* A watcher misses the dead so soon: each that is missed later has the card for longer than it lived. */
 #define WATCH_NS 50000
+/* A stopped one that goes on has left a card's lock within this, if it is let run. */
+#define LEAVE_NS 1000000
 
 static uint64_t own_namespace(void)
 {
@@ -130,6 +135,38 @@ static void look_for_the_dead(sim_state *state, int index)
     sim_card_unlock(state, index);
 }
 
+/* The thread that holds the card's lock, as this PID namespace knows it; 0: none does. */
+static pid_t holder(const sim_card *card)
+{
+    return __atomic_load_n(&card->mutex.__data.__lock, __ATOMIC_RELAXED) & FUTEX_TID_MASK;
+}
+
+static int is_stopped(pid_t thread)
+{
+    char path[64], text[256], *name_end;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)thread);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    text[got > 0 ? got : 0] = 0;
+    name_end = strrchr(text, ')');
+    return name_end && name_end[1] == ' ' && name_end[2] == 'T';
+}
+
+/* A driver's locks are the kernel's: nobody is stopped within them. Here somebody may be, and all others would wait: until it has left it goes on. */
+static void look_for_the_stopped(const sim_card *card)
+{
+    const pid_t thread = holder(card);
+    if (!thread || !is_stopped(thread))
+        return;
+    const uint64_t end = sim_now() + LEAVE_NS;
+    kill(thread, SIGCONT);
+    while (holder(card) == thread && sim_now() < end)
+        sched_yield();
+    kill(thread, SIGSTOP);
+}
+
 void sim_watch(sim_state *state, uint64_t for_ns)
 {
     const struct timespec pause = {.tv_nsec = WATCH_NS};
@@ -138,8 +175,10 @@ void sim_watch(sim_state *state, uint64_t for_ns)
     prctl(PR_SET_TIMERSLACK, 1);
     while (sim_now() < end) {
         nanosleep(&pause, NULL);
-        for (int i = 0; i < state->config.card_count; i++)
+        for (int i = 0; i < state->config.card_count; i++) {
+            look_for_the_stopped(&state->shared->cards[i]);
             look_for_the_dead(state, i);
+        }
     }
     prctl(PR_SET_TIMERSLACK, slack);
 }

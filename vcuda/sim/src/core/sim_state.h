@@ -79,7 +79,7 @@ void sim_card_unlock(sim_state *state, int card);
 /* Reap processes that are gone at once, whatever the last look. Lock held. */
 void sim_reap(sim_state *state, int card);
 /* Reap them as they end, for so long: a driver ends what a process had running while the kernel closes its files; here that runs on until
- * somebody looks. No lock held. */
+ * somebody looks. Nor is anybody stopped within a card's lock meanwhile. No lock held. */
 void sim_watch(sim_state *state, uint64_t for_ns);
 
 /* ---- views for observers; each locks by itself ---- */
