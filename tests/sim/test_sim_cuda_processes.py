@@ -147,7 +147,7 @@ def test_who_watches_sees_what_the_dead_had_running_end_with_them(machine: sim.M
 
 def test_while_somebody_watches_nobody_is_stopped_within_a_card(machine: sim.Machine) -> None:
     """As by a driver, whose locks are the kernel's: a neighbour had 3 % of the time for which 4 of 10 that stopped themselves were stopped."""
-    busy = 'context(); answer(1)\nwhile True: cu.cuCtxSynchronize(); cu.cuMemFree(ok(cu.cuMemAlloc(4096)))'
+    busy = "context(); answer(1)\nwhile True: cu.cuCtxSynchronize(); cu.cuMemFree(ok(cu.cuMemAlloc(4096)))"
     asked = "context(); answer(0)\nfor line in sys.stdin: ok(cu.cuCtxSynchronize()); answer(1)"
     with ThreadPoolExecutor() as pool, sim_cuda.start(machine, busy) as client, sim_cuda.start(machine, asked) as other:
         assert client.stdout and other.stdout and other.stdin
