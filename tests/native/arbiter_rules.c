@@ -43,24 +43,64 @@ static void test_a_stopped_process_has_the_card_beside_others(void)
         tenants[0].seen.open = stopped;
         works(0, T, MS, T);
         for (; now < T + 10 * MS; now += MS) {
-            works(1, now, MS, now + 2 * MS);
+            works(1, now, 200 * US, now + 2 * MS);
             vc_plan_decide(&plan, now);
         }
         for (unsigned i = 0; i < 2; i++)
             others[i] = tenants[i].others_gpu_ns;
         for (; now < T + 20 * MS; now += MS) {
-            works(1, now, 400 * US, now + 2 * MS);
+            works(1, now, 200 * US, now + 2 * MS);
             vc_plan_decide(&plan, now);
         }
         CHECK_NEAR(tenants[1].others_gpu_ns - others[1], 10 * MS * stopped / (stopped + 1), MS);
-        CHECK_NEAR(tenants[0].others_gpu_ns - others[0], 4 * MS, MS); /* what they were charged */
+        CHECK_NEAR(tenants[0].others_gpu_ns - others[0], 2 * MS, MS / 2); /* what they were charged */
+        others[0] = tenants[0].others_gpu_ns;
+        for (; now < T + 30 * MS; now += MS) { /* launched in advance: they have no more than their slices */
+            works(1, now, now == T + 20 * MS ? 9 * MS : 0, now + 2 * MS);
+            vc_plan_decide(&plan, now);
+            CHECK(tenants[0].others_gpu_ns - others[0] <= (now + MS - T - 20 * MS) / (stopped + 1));
+        }
         CHECK(tenants[1].others_active_ns == now - MS && !tenants[0].active);
-        for (; now < T + 2000 * MS; now += MS) {
+        CHECK(tenants[1].others_still_ns == now - MS && tenants[0].others_still_ns == 0);
+        for (; now < T + 5000 * MS; now += MS) { /* it is charged what it has */
+            works(1, now, MS, now + 2 * MS);
+            tenants[0].seen.gpu_ns += MS * stopped / (stopped + 1);
+            vc_plan_decide(&plan, now);
+            CHECK(tenants[0].still);
+        }
+        for (; now < T + 8000 * MS; now += MS) {
             works(1, now, MS, now + 2 * MS);
             vc_plan_decide(&plan, now);
         }
         CHECK(!tenants[0].still); /* it was charged nothing, so it may be a lie */
     }
+}
+
+/* Its work has no cost yet, so nothing that it predicts says that it lasts: the neighbour was charged all of the first 3 ms. */
+static void test_who_stops_behind_a_launch_of_unknown_cost_has_the_card_from_then_on(void)
+{
+    start(2);
+    tenants[0].seen.open = 1;
+    works(0, T, 0, T);
+    tenants[0].seen.began_ns = VC_UNTOLD | T;
+    works(1, T, 0, T);
+    vc_plan_decide(&plan, T);
+    for (uint64_t now = T + MS; now <= T + 3 * MS; now += MS) {
+        works(1, now, MS, now + 2 * MS);
+        vc_plan_decide(&plan, now);
+    }
+    CHECK_NEAR(tenants[1].others_gpu_ns, MS + MS / 2, 50 * US);
+    uint64_t before = tenants[1].others_gpu_ns;
+    tenants[0].seen.began_ns = T + 3 * MS; /* its helper lives, and saw it begin: it says until when it lasts */
+    works(0, T + 4 * MS, 0, T + 3 * MS + 200 * US);
+    works(1, T + 4 * MS, MS, T + 6 * MS);
+    vc_plan_decide(&plan, T + 4 * MS);
+    CHECK_NEAR(tenants[1].others_gpu_ns - before, 100 * US, 10 * US);
+    tenants[0].seen.began_ns = VC_UNTOLD | (T + 40 * MS); /* a lie: of a time that has not come */
+    before = tenants[1].others_gpu_ns;
+    works(1, T + 5 * MS, MS, T + 7 * MS);
+    vc_plan_decide(&plan, T + 5 * MS);
+    CHECK(tenants[1].others_gpu_ns == before);
 }
 
 static void test_a_waiter_gets_the_idle_card_and_keeps_it_unbounded(void)
@@ -643,6 +683,7 @@ static void test_what_processes_tell_counts_whatever_the_file_says(void)
 int main(void)
 {
     test_a_stopped_process_has_the_card_beside_others();
+    test_who_stops_behind_a_launch_of_unknown_cost_has_the_card_from_then_on();
     test_what_others_owe_may_be_saved_up();
     test_an_overdrawn_account_is_closed_until_it_is_paid();
     test_what_processes_tell_counts_whatever_the_file_says();

@@ -1197,6 +1197,17 @@ static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
         vc_gate_sampled(&gate, T + i * 2 * MS, true);
     }
     CHECK(gate.all_until_ns == 0 && usage.gpu_ns == 0);
+    start(10, 10, VC_CARD_SHARED); /* or was stopped, and waits for nothing: a steady 70 beside such was charged 68 for 62 */
+    for (now = T; now < T + 400 * MS; now += 2 * MS) {
+        lease(now, UINT64_MAX, 0);
+        limits.cards[0].others_still_ns = now - 4 * MS;
+        vc_gate_sampled(&gate, now, true);
+    }
+    CHECK(gate.all_until_ns == 0 && usage.gpu_ns == 0);
+    ask(now, 0);
+    CHECK(usage.began_ns == (VC_UNTOLD | now));
+    vc_gate_began(&gate, now + MS);
+    CHECK(usage.began_ns == now + MS);
 }
 
 int main(void)

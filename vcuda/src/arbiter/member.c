@@ -228,6 +228,7 @@ void vc_member_write(struct vc_member *member, uint32_t card, const struct vc_te
     vc_store_relaxed(&limit->saved_ns, tenant->saved_ns);
     vc_store_relaxed(&limit->others_gpu_ns, tenant->others_gpu_ns);
     vc_store_relaxed(&limit->others_active_ns, tenant->others_active_ns);
+    vc_store_relaxed(&limit->others_still_ns, tenant->others_still_ns);
     vc_store_relaxed(&limit->lease_start_ns, tenant->lease_start_ns);
     vc_store_relaxed(&limit->lease_clock_ns, tenant->lease_clock_ns);
     /* The end last but one: it says who holds the card. The sequence makes the tenant look at it at all. */

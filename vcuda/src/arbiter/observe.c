@@ -119,11 +119,16 @@ static uint64_t believed_finish(const struct vc_tenant *tenant, uint64_t now_ns,
     return vc_earlier(tenant->seen.predicted_finish_ns, vc_earlier(paid, now_ns + FINISH_BOUND_NS));
 }
 
+static bool was_lately(uint64_t said, uint64_t kind, uint64_t now_ns)
+{
+    uint64_t then = said & ~kind;
+    return said & kind && then <= now_ns && now_ns - then < BEHIND_NS;
+}
+
 /* A helper says so at each look, which it takes every 0.2 ms; what it has not said for long is over. */
 static bool is_behind(const struct vc_tenant *tenant, uint64_t now_ns)
 {
-    uint64_t then = tenant->seen.began_ns & ~VC_BEHIND;
-    return tenant->seen.began_ns & VC_BEHIND && then <= now_ns && now_ns - then < BEHIND_NS;
+    return was_lately(tenant->seen.began_ns, VC_BEHIND, now_ns);
 }
 
 bool vc_plan_others_behind(const struct vc_card_plan *plan, unsigned index, uint64_t now_ns)
@@ -134,12 +139,12 @@ bool vc_plan_others_behind(const struct vc_card_plan *plan, unsigned index, uint
     return behind;
 }
 
-static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, uint64_t elapsed_ns, int64_t charged)
+static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, int64_t charged)
 {
-    tenant->still = tenant->seen.open != 0 && tenant->seen.predicted_finish_ns + STILL_AFTER_NS < now_ns && tenant->still_ns < STILL_BELIEVED_NS;
-    if (tenant->still)
-        tenant->still_ns += elapsed_ns;
-    else
+    bool untold = tenant->seen.predicted_finish_ns < now_ns && was_lately(tenant->seen.began_ns, VC_UNTOLD, now_ns);
+    bool silent = untold || tenant->seen.predicted_finish_ns + STILL_AFTER_NS < now_ns;
+    tenant->still = tenant->seen.open != 0 && silent && tenant->still_ns < STILL_BELIEVED_NS;
+    if (!tenant->still)
         tenant->beside_still_ns = 0;
     if (charged > 0)
         tenant->still_ns -= vc_earlier(tenant->still_ns, (uint64_t)charged);
@@ -180,25 +185,47 @@ static void split_by_turns(struct vc_card_plan *plan, uint64_t now_ns)
                 vc_earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
 }
 
-/* Whoever was stopped had the card where others had not: they are charged for what they launch, so that was their part, however seldom they had work there. */
+/* Whoever was stopped had the card where others had not: they are charged for what they launch, so that was their part, however seldom they had work there. What
+ * they launch in advance is done at the pace of their slices. */
 static uint64_t others_of_stopped(const struct vc_card_plan *plan, struct vc_tenant *tenant, uint64_t own_ns)
 {
-    for (unsigned i = 0; i < plan->count; i++)
-        if (&plan->tenants[i] != tenant)
-            tenant->beside_still_ns += plan->tenants[i].look_charged_ns;
+    unsigned others = 0;
+    for (unsigned i = 0; i < plan->count; i++) {
+        const struct vc_tenant *other = &plan->tenants[i];
+        if (other == tenant)
+            continue;
+        tenant->beside_still_ns += other->look_charged_ns;
+        others += other->still || other->active ? parts_of(other) : 0;
+    }
     if (tenant->beside_still_ns > VC_BUCKET_NS)
         tenant->beside_still_ns = VC_BUCKET_NS;
-    uint64_t part = tenant->beside_still_ns > 0 ? vc_earlier((uint64_t)tenant->beside_still_ns, own_ns) : 0;
+    uint64_t most = own_ns * vc_later(others, 1) / (vc_later(others, 1) + parts_of(tenant));
+    uint64_t part = tenant->beside_still_ns > 0 ? vc_earlier((uint64_t)tenant->beside_still_ns, most) : 0;
     tenant->beside_still_ns -= (int64_t)part;
     return part;
+}
+
+static unsigned parts_since(const struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned parts = 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        parts += busy_since(plan, &plan->tenants[i], now_ns) != 0 ? parts_of(&plan->tenants[i]) : 0;
+    return parts;
+}
+
+/* What a stopped one is believed to have had: as much as is taken off others' charges, so who is charged for it is believed for ever. */
+static void note_stopped(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned parts = parts_since(plan, now_ns);
+    for (unsigned i = 0; i < plan->count; i++)
+        if (plan->tenants[i].still)
+            plan->tenants[i].still_ns += busy_since(plan, &plan->tenants[i], now_ns) * parts_of(&plan->tenants[i]) / (parts ? parts : 1);
 }
 
 /* Where several tenants had work on the card, its slices went round: each lost the others' equal parts. */
 static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
 {
-    unsigned parts = 0;
-    for (unsigned i = 0; i < plan->count; i++)
-        parts += busy_since(plan, &plan->tenants[i], now_ns) != 0 ? parts_of(&plan->tenants[i]) : 0;
+    unsigned parts = parts_since(plan, now_ns);
     if (parts < 2)
         return;
     for (unsigned i = 0; i < plan->count; i++) {
@@ -224,7 +251,7 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
     }
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
-        bool waits = tenant->seen.began_ns & VC_NOT_BEGUN, behind = tenant->seen.began_ns & VC_BEHIND;
+        bool waits = tenant->seen.began_ns & VC_NOT_BEGUN, behind = tenant->seen.began_ns & (VC_BEHIND | VC_UNTOLD);
         if (!waits || tenant->finish_ns <= now_ns) {
             /* What began since the last look may have waited behind another that was not seen to begin. */
             uint64_t began = vc_earlier(tenant->seen.began_ns, tenant->queued_until_ns);
@@ -248,7 +275,7 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
 
 void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
 {
-    unsigned busy = 0;
+    unsigned busy = 0, still = 0;
     uint64_t elapsed = plan->looked_ns != 0 && now_ns > plan->looked_ns ? now_ns - plan->looked_ns : 0;
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
@@ -259,11 +286,12 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         tenant->look_charged_ns = charged;
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
-        look_for_stopped(tenant, now_ns, elapsed, charged);
+        look_for_stopped(tenant, now_ns, charged);
         if (is_behind(tenant, now_ns))
             tenant->behind_ns = now_ns;
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
         busy += tenant->still || on_card(tenant, now_ns);
+        still += tenant->still;
         keep_accounts(tenant, now_ns, elapsed, charged);
     }
     let_save(plan);
@@ -272,11 +300,15 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         judge_credit(tenant, now_ns);
         if (busy > (tenant->still || on_card(tenant, now_ns)) || vc_plan_others_behind(plan, i, now_ns))
             tenant->others_active_ns = now_ns;
+        if (still > tenant->still)
+            tenant->others_still_ns = now_ns;
     }
     look_for_uncut_kernels(plan, now_ns);
     if (plan->looked_ns != 0 && uncut(plan, now_ns))
         split_by_turns(plan, now_ns);
     else if (plan->looked_ns != 0)
         split_overlaps(plan, now_ns);
+    if (plan->looked_ns != 0)
+        note_stopped(plan, now_ns);
     plan->looked_ns = now_ns;
 }

@@ -33,7 +33,7 @@ struct vc_observation {
     int64_t refill_ns;
     uint64_t waiting_until_ns;
     uint64_t predicted_finish_ns;
-    uint64_t began_ns; /* with VC_NOT_BEGUN: its work waits for others' on the card, since then; with VC_BEHIND: for something else, as was seen then */
+    uint64_t began_ns; /* with VC_NOT_BEGUN: its work waits for others' on the card, since then; with VC_BEHIND: for something else, as was seen then; with VC_UNTOLD: nobody has looked since */
     unsigned open;     /* so many living processes of it have work on the card whose end nobody saw: when they die matters */
 };
 
@@ -79,7 +79,8 @@ struct vc_tenant {
     uint64_t closed_until_ns;  /* the account is overdrawn: nothing starts before */
     uint64_t saved_ns;         /* so much more its bucket holds: others have taken that beyond their limits */
     uint64_t others_gpu_ns;    /* a clock: others' parts of the card while this tenant had work on it */
-    uint64_t others_active_ns; /* when others last had work on the card */
+    uint64_t others_active_ns; /* when others last had work on the card … */
+    uint64_t others_still_ns;  /* … of which nobody says until when it lasts */
     bool wake; /* the grant changed: wake its waiting threads */
 };
 

@@ -175,6 +175,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     gate->finish_ns += more;
     gate->launched_ns += cost_ns + more;
     gate->unknown += cost_ns == 0;
+    if (cost_ns == 0 && policy->leased) /* nobody else could know that it lasts, should this process stop */
+        vc_store_relaxed(&gate->usage->began_ns, VC_UNTOLD | now_ns);
     gate->all_done = false;
     vc_store_relaxed(&gate->usage->last_active_ns, now_ns);
     vc_gate_publish(gate);

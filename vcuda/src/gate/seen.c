@@ -6,6 +6,8 @@
 #include "region/abandoned.h"
 
 static const uint64_t OVERDUE_STEP_NS = 200000;
+/* So long after others were known to have work on the card for nobody knows how long, their part of what was sampled is a guess. */
+static const uint64_t STILL_NS = 5000000;
 /* What has not begun for long keeps nobody else from the card: the arbiter takes its lease. */
 static const uint64_t IDLE_SINCE_NS = 300000;
 
@@ -249,7 +251,7 @@ void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
     uint64_t told = vc_load_relaxed(&gate->limit->told_ns);
-    bool contended = policy.leased && (policy.lease_end_ns != UINT64_MAX || policy.together);
+    bool contended = policy.leased && (policy.lease_end_ns != UINT64_MAX || policy.together || now_ns < vc_load_relaxed(&gate->limit->others_still_ns) + STILL_NS);
     struct vc_sample sample = {
         .now_ns = now_ns,
         .charged_ns = gate->own.taken_ns - (int64_t)grown(now_ns, gate->finish_ns),

@@ -18,6 +18,8 @@
 #define VC_NOT_BEGUN (UINT64_C(1) << 63)
 /* … or its streams have something else to do first, as was seen then: it may begin at any time. */
 #define VC_BEHIND (UINT64_C(1) << 62)
+/* … or nothing is known of it yet, but that something of unknown cost was launched then. */
+#define VC_UNTOLD (UINT64_C(1) << 61)
 /* In vc_card_usage.refill_ns, of a lease holder that waits: its next operation does not fit into what is left of the lease. */
 #define VC_NOTHING_FITS INT64_C(-1)
 
@@ -42,6 +44,7 @@ VC__OFFSET(vc_card_limit, alive_ns, 176);
 VC__OFFSET(vc_card_limit, closed_until_ns, 184);
 VC__OFFSET(vc_card_limit, told_ns, 192);
 VC__OFFSET(vc_card_limit, saved_ns, 200);
+VC__OFFSET(vc_card_limit, others_still_ns, 208);
 
 VC__SIZE(vc_limits, 192 + 16 * 256 + 128 * 8);
 VC__OFFSET(vc_limits, sequence, 64);
