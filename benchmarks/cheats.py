@@ -36,6 +36,8 @@ STEADY_BELOW, LEAST_SUM = 2.0, 96.0  # T14
 TAMPERED_LOSS = 1.0  # T16
 WARM_SECONDS = 1.5
 NATIVE_SECONDS = 2.0  # at most: nothing is learnt there
+# 300 ms at once, then nothing until they are paid for: in 5 s that is 6 or 12 points of 10, whatever the limit does.
+LONGER = {"long_and_left_alone": 20.0}
 # A launch that nobody can account for is refused (rule 11 of docs/compute.md): what these get natively is no floor.
 REFUSED = ("no_memory", "no_descriptors")
 MEMORY_BYTES = 12 << 30  # two dozen contexts
@@ -188,6 +190,13 @@ class Table:
             return self.measure(pattern, share, neighbour, tampering)
 
     def row(self, pattern: str, tampering: Tampering | None = None) -> Row:
+        usual, self.seconds = self.seconds, max(self.seconds, LONGER.get(pattern, 0.0))
+        try:
+            return self._row(pattern, tampering)
+        finally:
+            self.seconds = usual
+
+    def _row(self, pattern: str, tampering: Tampering | None) -> Row:
         native, together = (0.0, 0.0) if tampering else self.native(pattern)
         alone = {cap: self.alone(pattern, cap, tampering) for cap in CAPS}
         beside, neighbour, charged = self.beside(pattern, tampering)
