@@ -57,6 +57,18 @@ static void streams_in_turn(struct place *place)
         launch(place, "spin_300us", place->streams[i % MOST_STREAMS]);
 }
 
+/* More than anybody keeps apart, with work that lasts from 50 us to 1 ms. */
+static void many_streams_in_turn(struct place *place)
+{
+    static handle streams[160];
+    static const char *const kernels[] = {"spin_50us", "spin_300us", "spin_1000us"};
+    if (place->round == 0)
+        for (unsigned i = 0; i < 160; i++)
+            CALL(cuStreamCreate, &streams[i], 1);
+    for (unsigned i = 0; i < 160; i++)
+        launch(place, kernels[i % 3], streams[i]);
+}
+
 /* Waits for nothing: bursts of less than 1 ms, and sleeps between. */
 static void bursts_in_turn(struct place *place)
 {

@@ -12,6 +12,12 @@ static void steady(struct place *place) { greedy(place, "spin_1000us", 64); }
 static void short_kernels(struct place *place) { greedy(place, "spin_10us", 64); }
 static void long_kernels(struct place *place) { greedy(place, "spin_20ms", 4); }
 
+static void short_rounds(struct place *place)
+{
+    greedy(place, "spin_10us", 64);
+    CALL(cuStreamSynchronize, place->streams[0]);
+}
+
 static void one_by_one(struct place *place)
 {
     greedy(place, "spin_10us", 1);

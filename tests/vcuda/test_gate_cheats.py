@@ -115,9 +115,12 @@ def test_what_another_threads_capture_took_the_mark_of_is_charged_for_its_own_ti
     assert sum(charged for _, charged in runs) < sum(got for got, _ in runs) + 5
 
 
-def test_what_a_destroyed_stream_leaves_is_not_paid_twice(table: Table) -> None:
-    """50 points were charged for 34 to 40."""
-    got, charged = table.alone("destroyed_at_work", 50)
+@pytest.mark.parametrize("pattern", ["destroyed_at_work", "priorities", "streams_in_turn"])
+def test_what_runs_beside_another_stream_or_is_left_on_a_destroyed_one_is_not_paid_twice(
+    table: Table, pattern: str
+) -> None:
+    """50 points were charged for 34 to 40, and for 43 to 45 in the last two."""
+    got, charged = table.alone(pattern, 50)
     assert charged < got + 5
 
 

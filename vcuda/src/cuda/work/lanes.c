@@ -11,7 +11,7 @@
 #include "cuda/work/helper.h"
 #include "cuda/work/mark.h"
 
-enum { CACHE_LINE = 64 };
+enum { CACHE_LINE = 64, PLACES = 8 /* in which a stream's lane may be */ };
 
 _Static_assert(sizeof(struct vc_known_launch) == CACHE_LINE, "a launch that is known is one cache line");
 
@@ -124,15 +124,19 @@ bool vc_lanes_reserve(void)
     return work->spare && work->spare_tracker;
 }
 
-static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned index, int card, CUcontext context,
-                                        CUstream stream)
+static struct vc_stream_lane *make_lane(struct vc_thread_work *work, struct vc_stream_lane **place, int card, CUcontext context,
+                                        CUstream stream, void (*ends)(struct vc_stream_lane *))
 {
     if (!vc_lanes_reserve()) /* several cards in one call; else it was before */
         return NULL;
     struct vc_stream_lane *lane = work->spare;
     work->spare = NULL;
-    if (work->lanes[index]) {
-        drop_lane(work->lanes[index], true);
+    if (*place) {
+        if (vc_visit_begin()) {
+            ends(*place);
+            vc_visit_end();
+        }
+        drop_lane(*place, true);
         memset(work->known, 0, sizeof work->known);
     }
     vc_lane_init(&lane->lane, vc_gates_get(card));
@@ -143,7 +147,7 @@ static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned in
     lane->tracker = vc_tracker_get(context, lane->lane.gate, &work->spare_tracker);
     if (lane->tracker)
         vc_store_relaxed(&lane->lane.gate->watched, true);
-    work->lanes[index] = lane;
+    *place = lane;
     return lane;
 }
 
@@ -152,26 +156,38 @@ static inline bool is_needed(int card)
     return card >= 0 && vc_gate_needed(vc_card((uint32_t)card)->limit);
 }
 
-static inline unsigned place_of(CUcontext context, CUstream stream)
+/* `context`: NULL where the stream's handle is enough to know it by. */
+static inline bool is_of(const struct vc_stream_lane *lane, CUcontext context, CUstream stream)
 {
-    uint64_t value = (uintptr_t)stream ^ (uintptr_t)context >> 4;
-    return (unsigned)((value * UINT64_C(0x9e3779b97f4a7c15)) >> 40) % VC_THREAD_LANES;
+    return lane->stream == stream && (!context || lane->context == context);
 }
 
-struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream)
+/* Where its lane is, or is to be made: where another one's is, that has to go. */
+static struct vc_stream_lane **place_of(struct vc_thread_work *work, CUcontext context, CUstream stream)
 {
-    CUcontext context = NULL; /* another stream's handle is enough to know it by */
+    uint64_t value = (uintptr_t)stream ^ (uintptr_t)context >> 4;
+    unsigned first = (unsigned)((value * UINT64_C(0x9e3779b97f4a7c15)) >> 40);
+    for (unsigned i = 0; i < PLACES; i++) {
+        struct vc_stream_lane **place = &work->lanes[(first + i) % VC_THREAD_LANES];
+        if (!*place || is_of(*place, context, stream))
+            return place;
+    }
+    return &work->lanes[first % VC_THREAD_LANES];
+}
+
+struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream, void (*ends)(struct vc_stream_lane *))
+{
+    CUcontext context = NULL;
     bool of_context = vc_stream_of_context(stream);
     int card = of_context ? vc_card_of_current(&context) : VC_CARD_UNKNOWN;
     if (of_context && !is_needed(card))
         return NULL;
-    unsigned index = place_of(context, stream);
-    struct vc_stream_lane *lane = work->lanes[index];
-    if (VC_LIKELY(lane && lane->stream == stream && (!of_context || lane->context == context)))
+    struct vc_stream_lane **place = place_of(work, context, stream), *lane = *place;
+    if (VC_LIKELY(lane && is_of(lane, context, stream)))
         return vc_gate_needed(vc_gates_card(lane->lane.gate)->limit) ? lane : NULL;
     if (!of_context)
         card = vc_card_of_stream(stream, &context);
-    return is_needed(card) ? make_lane(work, index, card, context, stream) : NULL;
+    return is_needed(card) ? make_lane(work, place, card, context, stream, ends) : NULL;
 }
 
 struct vc_stream_lane *vc_lane_of_stream_known(CUstream stream)
@@ -182,8 +198,8 @@ struct vc_stream_lane *vc_lane_of_stream_known(CUstream stream)
         return NULL;
     if (vc_stream_of_context(stream) && vc_real.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
         return NULL;
-    struct vc_stream_lane *lane = work->lanes[place_of(context, stream)];
-    return lane && lane->stream == stream && (!context || lane->context == context) ? lane : NULL;
+    struct vc_stream_lane *lane = *place_of(work, context, stream);
+    return lane && is_of(lane, context, stream) ? lane : NULL;
 }
 
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
@@ -208,7 +224,7 @@ void vc_lanes_each(CUcontext context, void (*pause)(struct vc_stream_lane *))
     if (work && work->epoch == vc_visit_epoch())
         for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
             struct vc_stream_lane *lane = work->lanes[i];
-            if (lane && lane->context == context && !vc_stream_of_context(lane->stream))
+            if (lane && (!context || lane->context == context) && !vc_stream_of_context(lane->stream))
                 pause(lane);
         }
     vc_visit_end();

@@ -55,8 +55,9 @@ struct vc_thread_work *vc_lanes_of_thread(void);
 /* Have the memory that an operation needs which the calling thread has not made before. False: there is none. */
 bool vc_lanes_reserve(void);
 
-/* Its lane for the stream, in whichever context that is (the legacy and the thread's own: the current one), or NULL if the operation is not gated. */
-struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream);
+/* Its lane for the stream, in whichever context that is (the legacy and the thread's own: the current one), or NULL if the operation is not gated. Where that has
+ * to take the place of another stream's, `ends` is called for that one before, but not while a stream is being destroyed. */
+struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream, void (*ends)(struct vc_stream_lane *));
 
 /* … if the thread has one already. */
 struct vc_stream_lane *vc_lane_of_stream_known(CUstream stream);
@@ -64,7 +65,7 @@ struct vc_stream_lane *vc_lane_of_stream_known(CUstream stream);
 /* The thread waited for all of a context's work on a stream (NULL: on all of its streams) from `from_ns` until now. */
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns);
 
-/* Call `pause` for each of the calling thread's lanes in that context, but for the legacy and the per-thread stream; where a stream is
+/* Call `pause` for each of the calling thread's lanes in that context (NULL: in all), but for the legacy and the per-thread stream; where a stream is
  * being destroyed, for none. */
 void vc_lanes_each(CUcontext context, void (*pause)(struct vc_stream_lane *));
 

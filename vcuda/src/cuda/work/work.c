@@ -69,6 +69,15 @@ static bool is_done(CUstream stream)
     return done;
 }
 
+/* All that the lane launched has a mark behind it. Who asked its stream later would be told of what was launched there since, as if that lasted so long. */
+static void followed(struct vc_stream_lane *lane)
+{
+    if (lane->left_stamp == 0 || vc_stream_of_context(lane->stream))
+        return;
+    vc_tracker_followed(lane->tracker, lane->stream, lane->left_stamp);
+    lane->left_stamp = 0;
+}
+
 /* Have the end of what the thread launched on this stream seen, before it sleeps. */
 static void pause_lane(struct vc_stream_lane *lane)
 {
@@ -77,10 +86,12 @@ static void pause_lane(struct vc_stream_lane *lane)
         !vc_lane_pause(&lane->lane, &step))
         return;
     struct vc_mark *end = vc_mark_record(lane->tracker, lane->stream);
-    if (end)
+    if (end) {
         vc_mark_submit(lane->open, end, lane->stream, &step);
-    else
+        followed(lane);
+    } else {
         lose(lane, &step);
+    }
     vc_mark_release(end);
     vc_mark_release(lane->open);
     lane->open = NULL;
@@ -90,6 +101,17 @@ static void pause_lane_behind(struct vc_stream_lane *lane)
 {
     if (lane->lane.behind)
         pause_lane(lane);
+}
+
+/* What a lane holds when it ends, as all do when a stream is destroyed, is settled with what was charged for it: what others did meanwhile is charged by their
+ * intervals' time, so it would be paid twice. A mark on the legacy stream would order others. */
+static void end_lane(struct vc_stream_lane *lane)
+{
+    if (!lane->open || vc_stream_of_context(lane->stream))
+        return;
+    bool entered = vc_context_enter(lane->context);
+    pause_lane(lane);
+    vc_context_leave(entered);
 }
 
 /* Streams run beside each other: what a thread has launched before it sleeps has nobody behind it to mark its end. */
@@ -249,7 +271,7 @@ static __attribute__((noinline)) bool begin_slowly(struct vc_work *work)
 static inline __attribute__((always_inline)) bool begin(struct vc_work *work, struct vc_thread_work *mine, CUstream stream,
                                                         struct vc_estimate *estimate)
 {
-    work->lane = vc_lane_of_stream(mine, stream);
+    work->lane = vc_lane_of_stream(mine, stream, end_lane);
     if (!work->lane || VC_LIKELY(!vc_visit_captures() && vc_lane_pass(&work->lane->lane, estimate)))
         return false;
     work->stream = stream;
@@ -362,6 +384,8 @@ static void end_here(struct vc_work *work)
         vc_mark_submit(lane->open, end, work->stream, &work->step);
     else
         lose(lane, &work->step);
+    if (end && lane->lane.allowance_ns == 0)
+        followed(lane);
     vc_mark_release(lane->open);
     lane->open = end;
     note_behind(lane);
@@ -475,24 +499,10 @@ void vc_work_capture_begins(CUstream stream)
     vc_capture_begins(stream);
 }
 
-/* A lane does not outlive its stream: what it holds is settled with what was charged for it, or that would be paid twice. */
-static void end_lane(CUstream stream)
-{
-    struct vc_stream_lane *lane = vc_lane_of_stream_known(stream);
-    if (!lane || !lane->open || !vc_visit_begin())
-        return;
-    bool entered = vc_context_enter(lane->context);
-    pause_lane(lane);
-    if (!lane->open)
-        vc_tracker_followed(lane->tracker, stream, lane->left_stamp);
-    vc_context_leave(entered);
-    vc_visit_end();
-}
-
 void vc_work_stream_ending(CUstream stream)
 {
     if (vc_work_gated() && stream) {
-        end_lane(stream);
+        vc_lanes_each(NULL, end_lane);
         vc_trackers_mark_left(stream);
     }
     vc_visit_forbid();
