@@ -508,6 +508,25 @@ static void test_what_siblings_launched_takes_nothing_from_what_was_learnt(void)
     }
 }
 
+/* A stream's kernel ends while another's is being launched: the 15 us until then were covered by the launch, which did not pay for them (48 threads had 52.6 of 50). */
+static void test_a_launch_that_takes_long_does_not_cover_anothers_work(void)
+{
+    for (int progress = 0; progress < 2; progress++) {
+        struct vc_interval other = {.from_ns = T - 85 * US, .to_ns = T + 15 * US, .estimate_ns = 100 * US, .measurable = true, .operations = 1};
+        struct vc_interval launch = {.from_ns = T, .to_ns = T + 115 * US, .slack_ns = 15 * US, .estimate_ns = 100 * US, .measurable = true, .operations = 1};
+        start(50, 50, 0);
+        usage.gpu_ns = 0;
+        if (progress) {
+            vc_gate_progress(&gate, T + 110 * US, &launch);
+            launch.from_ns = T; /* is placed anew once its end is known … */
+            launch.slack_ns = 15 * US;
+        }
+        vc_gate_seen(&gate, T + MS, &launch);
+        vc_gate_seen(&gate, T + MS, &other);
+        CHECK((int64_t)usage.gpu_ns == 0); /* … and both took what they were thought to, which was charged before */
+    }
+}
+
 static void test_overlapped_work_is_charged_fairly(void)
 {
     start(30, 30, VC_CARD_SHARED);
@@ -1263,6 +1282,7 @@ int main(void)
     test_what_varies_and_began_behind_something_else_is_charged_by_its_time();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_a_pause_behind_work_covers_nothing();
+    test_a_launch_that_takes_long_does_not_cover_anothers_work();
     test_overlapped_work_is_charged_fairly();
     test_other_processes_of_the_container_count_as_others();
     test_streams_side_by_side_pay_common_time_once();

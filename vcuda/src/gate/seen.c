@@ -134,6 +134,9 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
     vc_gate_pay_owed(gate, interval);
     if (gate->open) /* what siblings leave meanwhile is paid for, too */
         vc_abandoned_cover(gate->paid, vc_later(interval->from_ns, interval->covered_until_ns), now_ns);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    if (interval->covered_until_ns == 0 && !overlapped(gate, &policy, interval))
+        vc_interval_leave_slack(&gate->busy, interval, now_ns);
     vc_interval_cover(&gate->busy, interval, now_ns);
     uint64_t used = vc_interval_own(interval), paid = interval->estimate_ns + interval->advance_ns;
     gate->unpaid_since_ns = 0;

@@ -185,11 +185,25 @@ static uint64_t even_out(struct vc_busy *busy, const struct vc_interval *interva
     return charged + more;
 }
 
-/* Where the card may have been idle within it, its work is taken to lie at its begin: what it is not charged for it does not cover, or what others did
- * there would be paid by nobody. */
+void vc_interval_leave_slack(const struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns)
+{
+    uint64_t slack = interval->slack_ns, estimate = interval->estimate_ns, until;
+    if (slack == 0 || to_ns <= interval->from_ns || interval->loose || interval->covered_until_ns != 0 || is_unproven(interval))
+        return;
+    uint64_t most = vc_busy_fresh(busy, interval->from_ns, to_ns, 0, &until);
+    if (slack > SLOW_CALL_NS || interval->over) /* its work may have been done within the call */
+        slack = vc_earlier(slack, most > estimate ? most - estimate : 0);
+    interval->covered_until_ns = vc_earlier(interval->from_ns + slack, to_ns);
+    interval->uncovered_ns += vc_busy_fresh(busy, interval->from_ns, interval->covered_until_ns, 0, &until);
+}
+
+/* What an interval is not charged for it does not cover, or what others did there would be paid by nobody. Where the card may have been idle within it, its work is
+ * taken to lie at its begin. */
 static void cover_work(struct vc_busy *busy, struct vc_interval *interval)
 {
     bool gaps = vc_interval_has_gaps(interval) && !is_unproven(interval);
+    if (!gaps)
+        vc_interval_leave_slack(busy, interval, interval->to_ns);
     uint64_t from = vc_later(interval->from_ns, interval->covered_until_ns), to = interval->to_ns, until, estimate = interval->estimate_ns;
     uint64_t paid = vc_earlier(interval->uncovered_ns, estimate);
     uint64_t rest = gaps && to > from ? vc_busy_fresh(busy, from, to, estimate - paid, &until) : 0;

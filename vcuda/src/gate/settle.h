@@ -89,6 +89,10 @@ void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times 
 /* It ended at that mark. */
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to);
 
+/* While its launch took the host the card may have been idle, or busy with what other streams have to do, which is theirs to pay: so much of it is not covered as it is
+ * not charged for, once it is known that it lasts until `to_ns`. Before it is looked at, and where no others' slices may be inside. */
+void vc_interval_leave_slack(const struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);
+
 /* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);
 
