@@ -22,6 +22,7 @@ from scheduler_ext.state.gangs import Gangs
 from scheduler_ext.state.history import History
 from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Difference, Notices
+from scheduler_ext.state.plugins import Plugins
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pod_texts import PodKinds
 from scheduler_ext.state.pods import GONE_SECONDS, HELD, Gone, Nominations, PodCache, Record, State
@@ -76,6 +77,7 @@ class SchedulerCache:
         self.nominations = Nominations()
         self.gangs = Gangs()
         self.waiting, self.ahead = WaitingPods(), Ahead()
+        self.plugins = Plugins()
         self.history = History()
         self.unsynced = {"nodes", "pods"}  # lists that are not complete yet
         # By node: what its manager gave each pod, and where that has differed from the bookings here.

@@ -6,6 +6,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -64,6 +65,7 @@ class ClaimBook:
         self._open: dict[Key, _Open] = {}  # ours or not: another word of a class may change that
         self._classes: dict[str, DeviceClass] = {}
         self.extended: dict[str, set[str]] = {}  # classes that may mean our cards, by their extended resources
+        self._named: collections.Counter[str] = collections.Counter()  # how many classes have an extendedResourceName
         self._there: dict[str, dict[str, SeenClaim]] = {}  # allocated claims by node and UID
         self._assumed: dict[str, Assumed] = {}  # by the claim's UID
         self._assumed_for: dict[str, set[str]] = {}  # … the claims' UIDs by their pod's
@@ -118,11 +120,17 @@ class ClaimBook:
         """Claims of it that are not allocated are read again when they are asked about."""
         self.lose_class(seen.name)
         self._classes[seen.name] = seen
+        if seen.extended:
+            self._named[seen.extended] += 1
         for resource in device_classes.resources_of(seen, self._cache.names):
             self.extended.setdefault(resource, set()).add(seen.name)
 
     def lose_class(self, name: str) -> None:
         old = self._classes.pop(name, None)
+        if old is not None and old.extended:
+            self._named[old.extended] -= 1
+            if not self._named[old.extended]:
+                del self._named[old.extended]
         for resource in () if old is None else device_classes.resources_of(old, self._cache.names):
             self.extended[resource].discard(name)
             if not self.extended[resource]:
@@ -228,6 +236,10 @@ class ClaimBook:
     def knows_class(self, name: str) -> bool:
         """Whether the watch has shown a class, or it is the one of our driver's name."""
         return name in self._classes or name == self._cache.names.driver
+
+    def knows_resource(self, resource: str) -> bool:
+        """Whether a class that the watch has shown, or some node's device plugin, has an extended resource."""
+        return resource in self._named or resource in self._cache.plugins
 
     def on(self, node: str) -> Iterator[tuple[SeenClaim, Usage]]:
         """What is allocated on a node, and what that books there."""

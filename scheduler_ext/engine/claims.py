@@ -37,9 +37,9 @@ from vcuda.kube.objects import ended
 from vcuda.printable import printable
 from vcuda.quoted import quoted
 from vcuda.spec import request
-from vcuda.spec.claims import asks_as_extended, classes_as_extended
+from vcuda.spec.claims import asks_as_extended, classes_as_extended, maybe_of_classes
 from vcuda.spec.errors import InvalidRequest, Reason
-from vcuda.spec.gang import Gang
+from vcuda.spec.gang import Gang, may_name
 from vcuda.spec.request import CardFilter, PodRequest, Policy
 from vcuda.spec.units import CORES_PER_CARD
 
@@ -152,7 +152,20 @@ class Claims:
         return asks_as_extended(pod, self._cache.names, self._book.extended) is not None or self._unseen_class(pod)
 
     def _unseen_class(self, pod: Mapping[str, Any]) -> bool:
-        return not all(map(self._book.knows_class, classes_as_extended(pod)))
+        """Whether it asks for a class's devices as an extended resource, and no watch has shown such a class.
+
+        kube-scheduler asks only about pods whose resources it knows; where a quota or a gang depends on it, one that is
+        no node's counts as a class's.
+        """
+        if not all(map(self._book.knows_class, classes_as_extended(pod))):
+            return True
+        named = maybe_of_classes(pod, self._cache.names)
+        return not all(map(self._book.knows_resource, named)) and self._depended_on(pod)
+
+    def _depended_on(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a quota or a gang may depend on what a pod asks."""
+        namespace = str(pod["metadata"].get("namespace") or "")
+        return bool(self._book.quotas.of(namespace)) or may_name(pod, self._cache.names)
 
     def unseen(self, pod: Mapping[str, Any]) -> bool:
         """Whether kube-scheduler knows a claim of the pod, or a class of one, that our watch has not shown."""
@@ -187,17 +200,18 @@ class Claims:
             return Verdict(refusal=(reason, message))
 
         counted_here = bool(self._book.quotas.of(namespace))
-        problem = asks_as_extended(pod, self._cache.names, self._book.extended if counted_here else {})
-        if problem is not None:
-            return refused(problem.reason, problem.message)
         try:
             user = self._user(pod)
+            in_gang = user.gang is not None and user.gang.size > 1
+            others_too = self._book.extended if counted_here or in_gang else {}
+            problem = asks_as_extended(pod, self._cache.names, others_too)
+            if problem is not None:
+                raise problem
             waiting = self._waiting(user)
             shape = self._shape(user, waiting)
         except InvalidRequest as error:
             return refused(error.reason, error.message)
         doubt = next(((claim.name, claim.doubt) for claim in waiting if claim.doubt is not None), None)
-        in_gang = user.gang is not None and user.gang.size > 1
         if doubt is not None and (counted_here or in_gang):
             return refused(doubt[1].reason, f"claim {doubt[0]}: {doubt[1].message}")
         if (counted_here or in_gang) and self.unseen(pod):

@@ -61,6 +61,7 @@ class Intake:
         with contextlib.nullcontext() if as_before else quotas.recounted(seen.name):
             quotas.set_labels(seen.name, seen.labels)
             cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
+        self._cache.plugins.set_node(seen.name, seen.plugins)
         self._take_report(seen.name, seen.report)
         self.hold_gone(seen.name)
         self._cache.note("node", node=data)
@@ -103,6 +104,7 @@ class Intake:
     def lose_node(self, name: str) -> None:
         self._cache.reports.pop(name, None)
         self._cache.differences.pop(name, None)
+        self._cache.plugins.set_node(name, frozenset())
         self._lose_ended(name)
         self.hold_gone(name)
         with self._cache.quotas.recounted(name):

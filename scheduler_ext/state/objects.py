@@ -13,6 +13,7 @@ from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state.cluster import Usage
 from vcuda.spec import bookings, inventory, placement, request, resize
 from vcuda.spec.bookings import Report
+from vcuda.spec.device_classes import may_be_of_class
 from vcuda.spec.errors import InvalidInventory, InvalidPlacement, InvalidRequest, Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -35,6 +36,7 @@ class SeenNode:
     problem: Reason | ExtenderReason | None
     labels: Mapping[str, str]
     report: Report | None  # what its manager says of its pods; None: nothing that can be read
+    plugins: frozenset[str] = frozenset()  # extended resources of its device plugins
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -88,17 +90,19 @@ def pod_requests(pod: Mapping[str, Any]) -> tuple[int, int]:
 def node(data: Mapping[str, Any], names: Names) -> SeenNode:
     """Read a Node. Without the manager's inventory there are no UUIDs, so nothing can be placed there."""
     metadata = _mapping(data.get("metadata"))
-    cpu, memory = cpu_and_memory(_mapping(data.get("status")).get("allocatable"))
+    allocatable = _mapping(_mapping(data.get("status")).get("allocatable"))
+    cpu, memory = cpu_and_memory(allocatable)
+    plugins = frozenset(one for one in allocatable if may_be_of_class(one, names) and _rounded_up(allocatable[one]) > 0)
     text = _mapping(metadata.get("annotations")).get(names.inventory)
     name = str(metadata.get("name", ""))
     labels = _mapping(metadata.get("labels"))
     report = _report(_mapping(metadata.get("annotations")).get(names.bookings))
     if not isinstance(text, str):
-        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels, report)
+        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels, report, plugins)
     try:
-        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels, report)
+        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels, report, plugins)
     except InvalidInventory as error:
-        return SeenNode(name, (), cpu, memory, error.reason, labels, report)
+        return SeenNode(name, (), cpu, memory, error.reason, labels, report, plugins)
 
 
 def _report(text: object) -> Report | None:

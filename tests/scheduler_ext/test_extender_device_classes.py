@@ -348,7 +348,67 @@ def test_a_pod_that_asks_by_a_class_as_an_extended_resource_is_refused_where_a_q
         engine.lose_class("gold")
         assert engine.asks_as_extended(extended("example.com/gold"))
         engine.keep_classes([])
-        assert not engine.asks_as_extended(extended("example.com/gold"))
+        assert engine.asks_as_extended(extended("example.com/gold")) is bool(quotas)  # as one that was not shown
+
+
+GANG = {"metadata": {"annotations": {NAMES.gang: "g/2"}}}
+
+
+def in_gang(one: dict[str, Any]) -> dict[str, Any]:
+    return one | {"metadata": one["metadata"] | GANG["metadata"]}
+
+
+def test_a_resource_that_no_node_and_no_class_has_is_one_of_a_class_that_was_not_seen() -> None:
+    """kube-scheduler asks only about pods whose resources it knows: of a node, or else of a class."""
+    one = extended("example.com/gold")
+    for engine, pod in ((engine_with(quotas=QUOTA), one), (engine_with(), in_gang(one))):
+        assert engine.asks_as_extended(pod) and engine.claims_unseen(pod)
+        reason, message = refusal(asks(engine, pod))
+        assert reason is ExtenderReason.NOT_SYNCED and "has not shown a DeviceClass that the pod asks for" in message
+        engine.see_class(device_class("nic", "device.driver == 'nic'", extendedResourceName="example.com/gold"))
+        assert not engine.asks_as_extended(pod) and not engine.claims_unseen(pod)
+        engine.lose_class("nic")
+        assert engine.claims_unseen(pod)
+        engine.see_class(device_class("gold", extendedResourceName="example.com/gold"))
+        assert not engine.claims_unseen(pod)
+        assert refusal(asks(engine, pod))[0] is Reason.INVALID_POD
+    assert asks(engine_with(), one) is None and not engine_with().claims_unseen(one)  # nothing depends on it
+
+
+def test_the_resource_of_a_device_plugin_waits_for_no_class() -> None:
+    engine, one = engine_with(quotas=QUOTA), extended("example.com/foo")
+    other = node("other", None)
+    for amount in ("4", "0", "4"):
+        other["status"]["allocatable"]["example.com/foo"] = amount
+        engine.see_node(other)
+        assert engine.claims_unseen(one) is (amount == "0")
+        assert engine.claims_unseen(in_gang(one)) is (amount == "0")
+    engine.lose_node("other")
+    assert engine.claims_unseen(one)
+
+
+@pytest.mark.parametrize(
+    "resource",
+    ["cpu", "memory", "hugepages-2Mi", "attachable-volumes-aws-ebs", "kubernetes.io/foo", "sub.kubernetes.io/foo",
+     "requests.example.com/foo", NAMES.core, NAMES.memory],
+)  # fmt: skip
+def test_what_is_no_extended_resource_of_a_class_waits_for_none(resource: str) -> None:
+    assert not engine_with(quotas=QUOTA).asks_as_extended(extended(resource))
+
+
+def test_none_of_a_resource_waits_for_no_class() -> None:
+    one = plain_pod("p")
+    one["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "0"}}
+    assert not engine_with(quotas=QUOTA).asks_as_extended(one)
+
+
+@pytest.mark.parametrize("resource", ["deviceclass.resource.kubernetes.io/gold", "example.com/gold"])
+def test_a_pod_of_a_gang_that_asks_by_a_class_as_an_extended_resource_is_refused(resource: str) -> None:
+    """The gang's other pods have no place when kube-scheduler makes its claim."""
+    engine = engine_with()
+    engine.see_class(device_class("gold", extendedResourceName="example.com/gold"))
+    reason, message = refusal(asks(engine, in_gang(extended(resource))))
+    assert reason is Reason.INVALID_POD and "of DeviceClass gold in its place" in message
 
 
 @pytest.mark.parametrize("name", [NAMES.core, NAMES.memory, 7, None, "x" * 2**20])

@@ -11,7 +11,7 @@ from typing import Any
 
 from vcuda.quoted import quoted
 from vcuda.spec import device_classes
-from vcuda.spec.device_classes import EXTENDED_PREFIX, DeviceClass, Undecided
+from vcuda.spec.device_classes import EXTENDED_PREFIX, DeviceClass, Undecided, may_be_of_class
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -197,8 +197,8 @@ def _request_shares(
 # What a claim asks.
 
 
-def _resources(pod: Mapping[str, Any]) -> Iterator[tuple[object, str]]:
-    """Each resource that a container of the pod names, with the container's name."""
+def _resources(pod: Mapping[str, Any]) -> Iterator[tuple[object, str, object]]:
+    """Each resource that a container of the pod names: the container's name, the resource and how much of it."""
     spec = pod.get("spec")
     for key in ("containers", "initContainers"):
         listed = spec.get(key) if isinstance(spec, Mapping) else None
@@ -206,14 +206,23 @@ def _resources(pod: Mapping[str, Any]) -> Iterator[tuple[object, str]]:
             resources = container.get("resources") if isinstance(container, Mapping) else None
             for kind in ("limits", "requests"):
                 amounts = resources.get(kind) if isinstance(resources, Mapping) else None
-                for resource in amounts if isinstance(amounts, Mapping) else ():
-                    yield container.get("name"), resource
+                for resource, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+                    yield container.get("name"), resource, amount
 
 
 def classes_as_extended(pod: Mapping[str, Any]) -> set[str]:
     """The DeviceClasses that a pod names as extended resources, by the prefix that each class has. Never raises."""
-    named = (resource for _, resource in _resources(pod) if resource.startswith(EXTENDED_PREFIX))
+    named = (resource for _, resource, _ in _resources(pod) if resource.startswith(EXTENDED_PREFIX))
     return {resource.removeprefix(EXTENDED_PREFIX) for resource in named}
+
+
+def maybe_of_classes(pod: Mapping[str, Any], names: Names) -> set[str]:
+    """The other resources of which a pod asks some and that may be a class's `extendedResourceName`. Never raises."""
+    return {
+        resource
+        for _, resource, amount in _resources(pod)
+        if may_be_of_class(resource, names) and (parse_quantity(amount) or (0, 1))[0] > 0
+    }
 
 
 def asks_as_extended(
@@ -225,13 +234,13 @@ def asks_as_extended(
     resources, each with the DeviceClasses that stand behind it.
     """
     own = EXTENDED_PREFIX + names.driver
-    for container, resource in _resources(pod):
+    for container, resource, _ in _resources(pod):
         if resource == own or resource in others:
             behind = names.driver if resource == own else min(others[resource])
             return InvalidRequest(
                 Reason.INVALID_POD,
                 f"container {quoted(container)} asks for {resource}, devices whose claim "
-                "kube-scheduler makes only after every quota was asked; name a ResourceClaim or a "
+                "kube-scheduler makes only after every quota and gang was asked; name a ResourceClaim or a "
                 f"ResourceClaimTemplate of DeviceClass {behind} in its place",
             )
     return None

@@ -22,6 +22,8 @@ from vcuda.spec.share_config import ShareConfig, configs_of, object_at, objects
 MOST_SELECTORS = 32  # of a class or a request (api/resource/v1, DeviceSelectorsMaxSize)
 EXTENDED_PREFIX = "deviceclass.resource.kubernetes.io/"  # before its name: an extended resource (KEP-5004)
 _LONGEST_NAME = 253
+_KUBERNETES = "kubernetes.io/"  # the end of domains whose resources are no extended ones (apis/core/helper)
+_OF_A_QUOTA = "requests."  # the prefix of a resource in a ResourceQuota; no extended resource begins so
 _STANDARD = "resource.kubernetes.io"  # the domain of attributes that any driver may give
 
 
@@ -132,7 +134,7 @@ def parse_class(data: Mapping[str, Any], names: Names) -> DeviceClass:
     extended = spec.get("extendedResourceName")
     extended = extended if isinstance(extended, str) and len(extended) <= 2 * _LONGEST_NAME else ""
     if whose is Whose.OTHERS:
-        return DeviceClass(name, whose)
+        return DeviceClass(name, whose, extended=extended)
     odd = next((one for one in listed if selectors.read(one).unread), None)
     doubt = (
         ""
@@ -158,3 +160,10 @@ def resources_of(its: DeviceClass, names: Names) -> list[str]:
         return []
     # The two that count shares are the device plugin's, whatever a class says.
     return [EXTENDED_PREFIX + its.name, *([its.extended] if its.extended not in ("", names.core, names.memory) else [])]
+
+
+def may_be_of_class(resource: object, names: Names) -> bool:
+    """Whether a resource can be the `extendedResourceName` of some class, as far as its name goes."""
+    if not isinstance(resource, str) or resource in (names.core, names.memory):
+        return False
+    return "/" in resource and _KUBERNETES not in resource and not resource.startswith(_OF_A_QUOTA)
