@@ -16,7 +16,7 @@ from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
 from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state.ahead import Ahead
-from scheduler_ext.state.cluster import Cluster, Ints, Usage
+from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
 from scheduler_ext.state.history import History
@@ -25,7 +25,7 @@ from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.plugins import Plugins
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pod_texts import PodKinds
-from scheduler_ext.state.pods import GONE_SECONDS, HELD, Gone, Nominations, PodCache, Record, State
+from scheduler_ext.state.pods import Gone, Nominations, PodCache
 from scheduler_ext.state.shape import Shape
 from scheduler_ext.state.waiting import WaitingPods
 from vcuda.spec.bookings import Report, Use
@@ -86,8 +86,7 @@ class SchedulerCache:
         # By UID: pods that have ended by what their status says, while their node's manager reports their shares, since
         # when on our clock. They stay booked; see Intake.
         self.ended: dict[str, float] = {}
-        self.gone: dict[str, Gone] = {}  # by UID: pods whose objects are gone and whose processes may go on; see Intake
-        self.gave_way: set[str] = set()  # those of them whose place somebody has got meanwhile
+        self.gone: dict[str, dict[str, Gone]] = {}  # by UID and node: what goes on there without a pod; see Held
         self.resizing: dict[str, Use] = {}  # by UID: what was granted, until the node's manager reports it
         self.notices = Notices(clock)
         # Pods that waited when we began, for which a predecessor's Binding may still arrive, until when on our clock.
@@ -99,30 +98,6 @@ class SchedulerCache:
         """What the manager of a node says that it gave a pod."""
         report = self.reports.get(node)
         return report.pods.get(uid) if report is not None else None
-
-    def hold(self, uid: str) -> None:
-        """Book what a pod without an object has by its node's manager. It counts against no quota."""
-        one = self.gone[uid]
-        if self.pods.get(HELD + uid) is None:
-            usage = Usage(dict(self.reported(one.node, uid) or {}))
-            self.pods.put(Record(HELD + uid, "(deleted)", one.name, one.node, usage, State.RESERVED, self.clock()))
-
-    def hold_again(self) -> None:
-        """Book again what gave way, where whoever had got its place has none there any more."""
-        for uid in list(self.gave_way):
-            if uid in self.gone:
-                self.hold(uid)
-                record = self.pods.get(HELD + uid)
-                if record is not None and self.cluster.overbooked(record.node, record.usage.cards):
-                    self.pods.release(record.uid)
-                    continue
-            self.gave_way.discard(uid)
-
-    def giving_way(self) -> list[Record]:
-        """What ended and just deleted pods still have, by their nodes' managers, and lose to who fits nowhere else."""
-        since = self.clock() - GONE_SECONDS
-        uids = [*self.ended, *(HELD + uid for uid, one in self.gone.items() if one.since > since)]
-        return [record for uid in uids if (record := self.pods.get(uid)) is not None]
 
     def note(self, kind: str, weight: int = 1, **event: Any) -> None:
         """Tell the journal, if there is one. `weight`: how many names or objects the event holds."""

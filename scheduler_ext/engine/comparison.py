@@ -121,10 +121,12 @@ class Comparison:
             if one is not None and (uid in self._cache.resizing or dict(one.use) == use):
                 continue
             said = f"gpu-manager of node {node} reports {_said(use)}"
-            other = (
-                f", booked is {_said(one.use) or 'nothing'}" if one else f" for {what} {uid}, which holds nothing here"
-            )
-            found[uid] = said + other
+            if one:
+                found[uid] = f"{said}, booked is {_said(one.use) or 'nothing'}"
+            elif node in self._cache.gone.get(uid, ()):
+                found[uid] = f"{said} for {what} {uid}, which is gone: that stays booked"
+            else:
+                found[uid] = f"{said} for {what} {uid}, which holds nothing here"
         return found
 
     def of(self, record: Record | None) -> str | None:

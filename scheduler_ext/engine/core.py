@@ -21,6 +21,7 @@ from scheduler_ext.engine.claims import Claims
 from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces, Plan
+from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption, Way
 from scheduler_ext.engine.resizes import Resizes, Unanswered
@@ -84,8 +85,9 @@ class Engine:
         texts = partial(PodTexts, names, cache.kinds) if cache.journal is None else None
         self._requests = None if texts is None else texts("Pod", only=True, beside=("Nodes", "NodeNames"))
         self._pod_events = None if texts is None else texts("object")
-        self._intake = Intake(cache, self._gangs, self._preemption, self._resizes)
-        self._filter = Filter(cache, chooser, self._gangs, self._intake.give_way)
+        held = Held(cache)
+        self._intake = Intake(cache, self._gangs, self._preemption, self._resizes, held)
+        self._filter = Filter(cache, chooser, self._gangs, self._intake, held)
         self._bindings = Bindings(cache, chooser, self._filter)
         self.metrics.watch_figures(self.figures)
 
@@ -140,7 +142,8 @@ class Engine:
         except InvalidRequest:
             return None
         with self._lock:
-            if asked.gang is not None:
+            gang = self._gangs.join(asked, shape)
+            if gang is not None and not gang.places:
                 self._intake.all_give_way()  # as Filter does for others where they fit only so; a gang asks for much
             outlook = self._gangs.ahead(asked, shape, names, objects.priority(pod))
         if outlook is None:
@@ -286,7 +289,8 @@ class Engine:
 
     def synced(self, kind: str) -> None:
         """The first complete list of "nodes" or "pods" is in."""
-        self._intake.synced(kind)
+        with self._lock:
+            self._intake.synced(kind)
         if self.cache.workload.aside and not self.cache.unsynced:
             with self._lock:
                 self.cache.typical()  # the first version, of what has come: no request is to wait for it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Choice, Chooser
 from scheduler_ext.engine.gangs import GangPlaces, Plan
+from scheduler_ext.engine.held import Held
+from scheduler_ext.engine.intake import Intake
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
 from scheduler_ext.state import objects
@@ -45,11 +47,8 @@ def graded(costs: Floats) -> list[int]:
 class Filter:
     """Answers filter and prioritize."""
 
-    def __init__(
-        self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces, give_way: Callable[[str], None]
-    ) -> None:
-        """`give_way`: frees what a pod holds that has ended or was deleted; see Intake."""
-        self._cache, self._chooser, self._gangs, self._give_way = cache, chooser, gangs, give_way
+    def __init__(self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces, intake: Intake, held: Held) -> None:
+        self._cache, self._chooser, self._gangs, self._intake, self._held = cache, chooser, gangs, intake, held
 
     def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
         """See Engine.filter."""
@@ -111,12 +110,13 @@ class Filter:
                 return kept
             self._cache.pods.release(asked.uid)
         self._cache.count_demand(asked.uid, shape)
-        if self._cache.gave_way and asked.gang is None:  # a gang's places were chosen without what gave way
-            self._cache.hold_again()
+        if asked.gang is None:  # a gang's places were chosen without what gave way
+            self._held.hold_again()
         choice = self._choice(asked, shape, names, priority, plan)
         if choice.row is None and self._make_room(asked, shape, names, priority):
             nominated = self._cache.pods.release(asked.uid) or nominated  # whom it waited for is gone now
             choice = self._choice(asked, shape, names, priority, None)
+        self._held.hold_again()
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
         if row is not None:
             self._cache.nominations.forget(asked.uid)
@@ -153,7 +153,7 @@ class Filter:
         before any manager has let go, and may not ask again for minutes; a manager refuses the pod where one has not
         ended.
         """
-        ended = self._cache.giving_way()
+        ended = self._intake.giving_way()
         if not ended:
             return False
         with self._chooser.passing("", priority), self._cache.pods.without(ended):
@@ -162,7 +162,7 @@ class Filter:
             return False
         for record in ended:
             if record.node == self._cache.cluster.names[row]:
-                self._give_way(record.uid)
+                self._intake.give_way(record.uid)
         return True
 
     def _whys(self, names: Sequence[str], rows: Ints, codes: Ints | None) -> dict[str, str]:

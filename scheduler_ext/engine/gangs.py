@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -94,6 +96,14 @@ class _Planned(NamedTuple):
     within_quotas: bool
 
 
+class _Taken(NamedTuple):
+    """A place that is given up for a member that has come."""
+
+    record: Record
+    made_for: Shape
+    aside: list[Record]  # of deleted pods, that go on beside it: they gave way to the gang as a whole
+
+
 class GangPlaces:
     """Keeps gangs together: places for all members or for none."""
 
@@ -129,6 +139,19 @@ class GangPlaces:
             message = f"{gang} has {len(gang.members)} of its {gang.size} pods; nothing is reserved before all exist"
             return self._refused(names, ExtenderReason.GANG_INCOMPLETE, message)
         taken = self._take_place(gang, shape, names)
+        with self._beside(taken):
+            return self._take_member(gang, asked, shape, names, priority, plan, taken)
+
+    def _take_member(
+        self,
+        gang: Gang,
+        asked: PodRequest,
+        shape: Shape,
+        names: Sequence[str],
+        priority: int,
+        plan: Plan | None,
+        taken: _Taken | None,
+    ) -> Choice:
         choice = self._choose_member(asked, shape, names, taken)
         if choice.row is None:
             self._put_back(gang, taken)
@@ -161,7 +184,7 @@ class GangPlaces:
     def _refused(self, names: Sequence[str], reason: ExtenderReason, message: str) -> Choice:
         return Choice(None, self._cache.rows(names), refusal=(reason, message))
 
-    def _take_place(self, gang: Gang, shape: Shape, names: Sequence[str]) -> tuple[Record, Shape] | None:
+    def _take_place(self, gang: Gang, shape: Shape, names: Sequence[str]) -> _Taken | None:
         """Give up one reserved place in favour of a member that has come: one made for it, if there is any."""
         if not gang.places:
             return None
@@ -172,22 +195,23 @@ class GangPlaces:
             return gang.places[uid] != shape, record is None or record.node not in offered
 
         uid = min(gang.places, key=unfit)
+        aside = self._cache.pods.overlapped(uid)
         record = self._cache.pods.release(uid)
         made_for = gang.places.pop(uid)
-        return (record, made_for) if record is not None else None
+        return _Taken(record, made_for, aside) if record is not None else None
 
-    def _put_back(self, gang: Gang, taken: tuple[Record, Shape] | None) -> None:
+    def _beside(self, taken: _Taken | None) -> AbstractContextManager[None]:
+        return self._cache.pods.without(taken.aside) if taken is not None else contextlib.nullcontext()
+
+    def _put_back(self, gang: Gang, taken: _Taken | None) -> None:
         if taken is not None:
-            record, made_for = taken
-            self._cache.pods.put(record)
-            gang.places[record.uid] = made_for
+            self._cache.pods.put(taken.record)
+            gang.places[taken.record.uid] = taken.made_for
 
-    def _choose_member(
-        self, asked: PodRequest, shape: Shape, names: Sequence[str], taken: tuple[Record, Shape] | None
-    ) -> Choice:
+    def _choose_member(self, asked: PodRequest, shape: Shape, names: Sequence[str], taken: _Taken | None) -> Choice:
         table = self._cache.table(shape)
-        if taken is not None and taken[1] == shape and taken[0].node in names:
-            row = self._chooser.choose(table, [taken[0].node], asked.namespace).row
+        if taken is not None and taken.made_for == shape and taken.record.node in names:
+            row = self._chooser.choose(table, [taken.record.node], asked.namespace).row
             if row is not None:
                 rows = self._cache.rows(names)
                 codes = np.where(rows >= 0, table.code[rows], CODE_OF[ExtenderReason.UNKNOWN_NODE])

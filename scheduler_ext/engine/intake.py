@@ -11,13 +11,14 @@ from typing import Any
 from scheduler_ext.engine import garbage
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.gangs import GangPlaces
+from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
 from scheduler_ext.state.pod_texts import KnownPod
-from scheduler_ext.state.pods import ENDED_SECONDS, GONE_SECONDS, HELD, Gone, Record, Source, State
+from scheduler_ext.state.pods import ENDED_SECONDS, HELD, Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
 from vcuda.logs import fields
@@ -38,16 +39,20 @@ Wishes = tuple[PodRequest, Shape] | InvalidRequest  # the last: why no card can 
 class Intake:
     """What the watches feed."""
 
-    def __init__(self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption, resizes: Resizes) -> None:
+    def __init__(
+        self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption, resizes: Resizes, held: Held
+    ) -> None:
         self._cache, self._gangs, self._preemption, self._resizes = cache, gangs, preemption, resizes
+        self._held = held
         self._looked = False  # for garbage among what the first lists have left
 
     def synced(self, kind: str) -> None:
         """See Engine.synced."""
         self._cache.unsynced.discard(kind)
+        if not self._cache.unsynced & {"nodes", "pods"}:
+            self._held.begin()
         if not self._cache.unsynced and not self._looked:
             self._looked = True
-            self._hold_unknown()
             garbage.look_at_all()
 
     # --- nodes and quotas ---
@@ -62,8 +67,9 @@ class Intake:
             quotas.set_labels(seen.name, seen.labels)
             cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
         self._cache.plugins.set_node(seen.name, seen.plugins)
+        before = self._cache.reports.get(seen.name)
         self._take_report(seen.name, seen.report)
-        self.hold_gone(seen.name)
+        self._held.look(seen.name, before)
         self._cache.note("node", node=data)
         return seen.name
 
@@ -102,11 +108,11 @@ class Intake:
         )  # fmt: skip
 
     def lose_node(self, name: str) -> None:
-        self._cache.reports.pop(name, None)
+        before = self._cache.reports.pop(name, None)
         self._cache.differences.pop(name, None)
         self._cache.plugins.set_node(name, frozenset())
         self._lose_ended(name)
-        self.hold_gone(name)
+        self._held.look(name, before)
         with self._cache.quotas.recounted(name):
             self._cache.quotas.forget_node(name)
             self._cache.cluster.remove_node(name)
@@ -141,12 +147,12 @@ class Intake:
     def see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> str:
         """See Engine.see_pod."""
         uid, node = objects.uid(pod), objects.place(pod)
-        if uid in self._cache.gone:  # the API server went back
-            self._let_go_of(uid)
+        if not ended(pod):
+            self._held.seen(uid)
         if ended(pod) and self._still_given(uid, node):
             self._cache.ended.setdefault(uid, self._cache.clock())
             if len(self._cache.ended) > _MOST_ENDED:
-                self.lose_pod(next(iter(self._cache.ended)))
+                self._give_up(next(iter(self._cache.ended)))
         elif ended(pod) or (not node and objects.leaving(pod)):
             self.lose_pod(uid)
         elif node:
@@ -171,7 +177,7 @@ class Intake:
         """Take in what nearly all events are: a new pod, our own write, a pod that runs; False for any other."""
         cache, uid, kind = self._cache, pod.uid, pod.kind
         record = cache.pods.get(uid)
-        if pod.deleted or not kind.settled:
+        if pod.deleted or not kind.settled or uid in cache.gone:
             return False
         if not pod.node:
             if kind.nominated or not kind.alone or cache.unsynced or not isinstance(wishes, tuple):
@@ -350,66 +356,34 @@ class Intake:
         self._gone(uid, DELETED)
 
     def pod_gone(self, uid: str) -> None:
-        """Its object is gone. Where its node's manager reports it, its processes may go on: see `hold_gone`."""
+        """Its object is gone. Where its node's manager reports it, its processes may go on: see Held."""
         record = self._cache.pods.get(uid)
-        goes_on = record is not None and self._still_given(uid, record.node)
         self.lose_pod(uid)
-        if record is not None and goes_on:
-            self._hold(uid, Gone(record.node, f"{record.namespace}/{record.name}", self._cache.clock()))
+        self._held.deleted(uid, record)
 
-    def hold_gone(self, node: str | None = None) -> None:
-        """Free what is held for pods without an object, of one node or all, once its manager's report names them no
-        more; what goes on some seconds later nobody gets any more because it fits nowhere else (`give_way`).
-        """
-        cache = self._cache
-        for uid, one in list(cache.gone.items()):
-            if node not in (None, one.node):
-                continue
-            use = cache.reported(one.node, uid)
-            if not use:
-                self._let_go_of(uid)
-            elif cache.clock() - one.since >= GONE_SECONDS and not one.told:
-                one.told = True
-                known = fields(pod=one.name, uid=uid, node=one.node, uuid=",".join(use))
-                _log.warning(
-                    "pod %s was deleted, and gpu-manager of node %s says that its processes go on: what it holds stays "
-                    "booked until they end",
-                    one.name, one.node, extra=known,
-                )  # fmt: skip
-                self._hold(uid, one)
-
-    def _hold(self, uid: str, one: Gone) -> None:
-        cache = self._cache
-        cache.gone[uid] = one
-        if len(cache.gone) > _MOST_ENDED:
-            self._let_go_of(next(iter(cache.gone)))
-        if uid in cache.gone:
-            cache.hold(uid)
-
-    def _hold_unknown(self) -> None:
-        """All pods and nodes were listed: whom a report names has no object. Another replica may have seen it go."""
-        cache = self._cache
-        for node, report in cache.reports.items():
-            for uid in report.pods:
-                if cache.pods.get(uid) is None and uid not in cache.waiting:
-                    self._hold(uid, Gone(node, f"(unknown)/{uid}", cache.clock()))
-
-    def _let_go_of(self, uid: str) -> None:
-        del self._cache.gone[uid]
-        self._cache.gave_way.discard(uid)
-        self._cache.pods.release(HELD + uid)
+    def giving_way(self) -> list[Record]:
+        """What ended and just deleted pods still have, by their nodes' managers, and lose to who fits nowhere else."""
+        uids = [*self._cache.ended, *self._held.giving_way()]
+        return [record for uid in uids if (record := self._cache.pods.get(uid)) is not None]
 
     def give_way(self, uid: str) -> None:
         """Somebody fits nowhere but where what has ended, or is deleted, is still booked under this UID."""
         if uid.startswith(HELD):
-            self._cache.pods.release(uid)
-            self._cache.gave_way.add(uid.removeprefix(HELD))
+            self._held.give_way(uid)
         else:
-            self.lose_pod(uid)
+            self._give_up(uid)
+
+    def _give_up(self, uid: str) -> None:
+        """A pod has ended, and its place is free without its manager's word."""
+        record = self._cache.pods.get(uid)
+        self.lose_pod(uid)
+        if record is not None:
+            self._held.over(uid, record.node)
 
     def keep_waiting(self, uids: Collection[str], listed_since: float) -> None:
         """See Engine.keep_pods: all but the bookings of pods that are not listed."""
         self._cache.waiting.keep(uids)
+        self._held.unlisted(uids)
         for record in self._cache.pods.pending():
             # We wrote its Binding before the list began, which shows it without a node.
             bound = record.state is State.BOUND and record.since < listed_since
@@ -445,7 +419,8 @@ class Intake:
             cache.pods.release(record.uid)
         cache.metrics.expired.inc(len(late))
         self._give_up_ended()
-        self.hold_gone()
+        self._held.hold_again()
+        self._held.grow_old()
         self._gangs.lapse()
         for uid in assumed:
             if cache.pods.get(uid) is None:
@@ -454,7 +429,7 @@ class Intake:
 
     def all_give_way(self) -> None:
         """See `give_way`: all that may."""
-        for record in self._cache.giving_way():
+        for record in self.giving_way():
             self.give_way(record.uid)
 
     def _give_up_ended(self) -> None:
@@ -469,7 +444,7 @@ class Intake:
                     record.namespace, record.name, record.node, ENDED_SECONDS,
                     extra=fields(pod=f"{record.namespace}/{record.name}", uid=uid, node=record.node),
                 )  # fmt: skip
-            self.lose_pod(uid)
+            self._give_up(uid)
 
     def _gone(self, uid: str, why: str) -> None:
         self._cache.note("gone", at_ns=self._cache.wall_clock(), uid=uid, why=why)

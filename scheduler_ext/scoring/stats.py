@@ -47,10 +47,11 @@ def use(view: View, typical: Typical) -> tuple[float, float]:
 def overbooked(cluster: Cluster, pods: PodCache) -> list[str]:
     """Cards on which more is booked than there is; empty unless somebody placed pods past us.
 
-    What is kept for nominated pods does not count: its present holders are still there.
+    What is kept for nominated pods does not count: its present holders are still there; nor do deleted ones that go on,
+    beside whom somebody may have got their place.
     """
     kept: dict[str, list[int]] = {}
-    for record in pods.nominated():
+    for record in (*pods.nominated(), *pods.held()):
         for uuid, (cores, blocks) in record.usage.cards.items():
             sums = kept.setdefault(uuid, [0, 0])
             sums[0] += cores

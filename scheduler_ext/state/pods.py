@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scheduler_ext.state.cluster import Cluster, Usage
 from scheduler_ext.state.shape import Shape
+from vcuda.spec.bookings import Use
 from vcuda.spec.placement import Placement
 from vcuda.spec.request import PodRequest
 
@@ -42,12 +43,13 @@ class Source(enum.Enum):
 
 @dataclass(slots=True)
 class Gone:
-    """A pod without an object that its node's manager reports, `since` when on our clock. `name`: NAMESPACE/NAME."""
+    """What a node's manager reports of a pod without an object, `since` when on our clock. `name`: NAMESPACE/NAME."""
 
     node: str
+    uid: str
     name: str
     since: float
-    told: bool = False  # that it goes on long after
+    use: Use
 
 
 @dataclass(slots=True)
@@ -180,6 +182,18 @@ class PodCache:
     def nominated(self) -> list[Record]:
         """Records of pods that wait for cards which a preemption frees."""
         return [self._records[uid] for uid in self._nominated]
+
+    def held(self) -> list[Record]:
+        """What deleted pods still have."""
+        return [self._records[uid] for uid in self._pending if uid.startswith(HELD)]
+
+    def overlapped(self, uid: str) -> list[Record]:
+        """What deleted pods still have of the cards of a record, where these have no room for both."""
+        record = self._records.get(uid)
+        if record is None or not self._cluster.overbooked(record.node, record.usage.cards):
+            return []
+        there = [self._records[one] for one in self._cluster.bookings(record.node) if one.startswith(HELD)]
+        return [one for one in there if one.usage.cards.keys() & record.usage.cards.keys()]
 
     def uids(self) -> list[str]:
         return list(self._records)

@@ -196,7 +196,7 @@ def test_what_gave_way_is_held_again_once_its_place_is_free() -> None:
     engine.lose_pod("q")
     assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen == "b"
     engine.see_node(reporting({}, 1))
-    assert engine.cache.gone == {} and engine.cache.gave_way == set() and engine.overbooked() == []
+    assert engine.cache.gone == {} and engine.overbooked() == []
     assert engine.filter(pod("s", 60, 1, uid="s"), ["a", "b"]).chosen == "a"
 
 
@@ -256,17 +256,5 @@ def test_what_is_held_for_a_pod_that_is_gone_is_free_with_its_managers_word(soon
         assert free(engine) == 100
     lets_go(engine, shown)
     later(engine, clock)
-    assert engine.cache.gone == {} and engine.overbooked() == [] and not engine.holds("held:p")
+    assert engine.cache.gone == {} and engine.overbooked() == [] and not engine.holds("held:a/p")
     assert free(engine) == (100 if engine.holds("p") else 200 if "a" in engine.cache.cluster.index else 0)
-
-
-def test_pods_that_are_gone_are_kept_track_of_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "_MOST_ENDED", 1)
-    engine, clock = engine_with(node("a", cards("a", 2)))
-    for name in ("p", "q"):
-        placed(engine, name)
-    engine.see_node(reporting({name: {f"GPU-a-{at}": (100, 40)} for at, name in enumerate("pq")}, 2))
-    for name in ("p", "q"):
-        engine.lose_pod(name)
-    later(engine, clock)
-    assert list(engine.cache.gone) == ["q"] and free(engine) == 100

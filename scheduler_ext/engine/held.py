@@ -1,0 +1,179 @@
+"""What goes on without a pod: what a node's manager reports, and no pod explains, stays booked there as nobody's.
+
+That is derived whenever a report, a deletion or a list comes, in whatever order; a manager's word counts for its own
+node alone. It counts against no quota.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from scheduler_ext.engine.cache import SchedulerCache
+from scheduler_ext.state.cluster import Usage
+from scheduler_ext.state.pods import GONE_SECONDS, HELD, Gone, Record, State
+from vcuda.logs import fields
+from vcuda.spec import resize
+from vcuda.spec.bookings import Report, Use
+
+_MOST_GIVING_WAY = 512  # that filter looks at at once; all others stay booked meanwhile
+_MOST_DELETED = 8192  # of whose end we know when it was, and their names, until a report names them
+_NEVER_GIVEN = (State.NOMINATED, State.ASSUMED)
+_log = logging.getLogger(__name__)
+
+
+def held(node: str, uid: str) -> str:
+    """The UID under which something stays booked."""
+    return f"{HELD}{node}/{uid}"
+
+
+class _Deleted(NamedTuple):
+    node: str
+    name: str
+    since: float
+
+
+class Held:
+    """Not locked: the engine's lock covers it."""
+
+    def __init__(self, cache: SchedulerCache) -> None:
+        self._cache = cache
+        self._begun = False
+        self._on: dict[str, set[str]] = {}  # by node: what is held there
+        # By node: whom its report names that has nothing booked there: who waits, is elsewhere, or is `over`.
+        self._elsewhere: dict[str, set[str]] = {}
+        self._over: set[tuple[str, str]] = set()  # node and UID: ended, and free though the report still names it
+        self._deleted: collections.OrderedDict[str, _Deleted] = collections.OrderedDict()
+        # Just deleted: those that we saw, and what only a report says, which may make up any number.
+        self._young: tuple[dict[str, Gone], dict[str, Gone]] = {}, {}
+        self._gave_way: dict[str, Gone] = {}  # and are not booked until the newcomer is
+
+    def begin(self) -> None:
+        """Nodes and pods were listed: whom a report names now without an object has none."""
+        if not self._begun:
+            self._begun = True
+            for node in self._cache.reports:
+                self.look(node, None)
+
+    def look(self, node: str, before: Report | None) -> None:
+        """A node's report has come, after another one, or it has none any more."""
+        report = self._cache.reports.get(node)
+        named: Mapping[str, Use] = {} if report is None else report.pods
+        here = self._on.get(node, set())
+        for uid in [uid for uid in here if not named.get(uid)]:
+            self._let_go(uid, node)
+        newer = not here or report != before
+        elsewhere = set()
+        for uid, use in named.items() if self._begun else ():
+            record = self._cache.pods.get(uid)
+            if not use or (record is not None and record.node == node):
+                continue
+            if record is not None or uid in self._cache.waiting or (node, uid) in self._over:
+                elsewhere.add(uid)
+            elif newer or uid not in here:
+                self._hold(uid, node, use)
+        for uid in self._elsewhere.pop(node, set()) - elsewhere:
+            self._over.discard((node, uid))
+        if elsewhere:
+            self._elsewhere[node] = elsewhere
+
+    def deleted(self, uid: str, record: Record | None) -> None:
+        """A pod has no object any more. `record`: what was booked for it; a report may be older than that."""
+        nodes = [node for node, uids in self._elsewhere.items() if uid in uids]
+        if record is not None and record.usage.cards:
+            self._deleted[uid] = _Deleted(record.node, f"{record.namespace}/{record.name}", self._cache.clock())
+            if len(self._deleted) > _MOST_DELETED:
+                self._deleted.popitem(last=False)
+            nodes.append(record.node)
+        for node in nodes if self._begun else ():
+            self._over.discard((node, uid))
+            use = self._cache.reported(node, uid)
+            if not use:
+                continue
+            if record is not None and record.node == node and record.state not in _NEVER_GIVEN:
+                use = resize.most(use, record.usage.cards)
+            self._hold(uid, node, use)
+
+    def unlisted(self, uids: Collection[str]) -> None:
+        """A complete list of pods has come; what is booked is looked at by itself."""
+        for uid in set().union(*self._elsewhere.values()).difference(uids):
+            if self._cache.pods.get(uid) is None:
+                self.deleted(uid, None)
+
+    def seen(self, uid: str) -> None:
+        """The pod lives: the API server went back, or shows it later than its node's manager does."""
+        for node in list(self._cache.gone.get(uid, ())):
+            self._let_go(uid, node)
+            self._elsewhere.setdefault(node, set()).add(uid)
+
+    def over(self, uid: str, node: str) -> None:
+        """A pod has ended, and is free though its manager has not let go: until that says so, or its object goes."""
+        if self._cache.reported(node, uid):
+            self._over.add((node, uid))
+            self._elsewhere.setdefault(node, set()).add(uid)
+
+    def _hold(self, uid: str, node: str, use: Use) -> None:
+        one = self._cache.gone.setdefault(uid, {}).get(node)
+        if one is None:
+            known, young = self._deleted.get(uid), self._young[0]
+            if known is None or known.node != node:
+                known, young = _Deleted(node, f"(unknown)/{uid}", self._cache.clock()), self._young[1]
+            one = young[held(node, uid)] = Gone(node, uid, known.name, known.since, use)
+            self._cache.gone[uid][node] = one
+            self._on.setdefault(node, set()).add(uid)
+        elif one.use == use:
+            return
+        one.use = use
+        self._book(one)
+
+    def _book(self, one: Gone) -> None:
+        usage = Usage(dict(one.use))
+        uid, now = held(one.node, one.uid), self._cache.clock()
+        self._cache.pods.put(Record(uid, "(deleted)", one.name, one.node, usage, State.RESERVED, now))
+
+    def _let_go(self, uid: str, node: str) -> None:
+        nodes, key = self._cache.gone[uid], held(node, uid)
+        del nodes[node]
+        if not nodes:
+            del self._cache.gone[uid]
+        self._on[node].discard(uid)
+        if not self._on[node]:
+            del self._on[node]
+        for ones in (*self._young, self._gave_way):
+            ones.pop(key, None)
+        self._cache.pods.release(key)
+
+    # --- to whom fits nowhere else ---
+
+    def giving_way(self) -> list[str]:
+        """What may, for as long as its manager can be about to let go of it; those first that we saw deleted."""
+        limit = self._cache.clock() - GONE_SECONDS
+        young = (key for ones in self._young for key, one in ones.items() if one.since > limit)
+        return list(itertools.islice(young, _MOST_GIVING_WAY))
+
+    def give_way(self, key: str) -> None:
+        """It is not booked until `hold_again`."""
+        self._gave_way[key] = next(ones[key] for ones in self._young if key in ones)
+        self._cache.pods.release(key)
+
+    def hold_again(self) -> None:
+        """Whoever came has its place: it goes on beside it, and the card is closed to all others."""
+        for one in self._gave_way.values():
+            self._book(one)
+        self._gave_way.clear()
+
+    def grow_old(self) -> None:
+        """Tell what goes on, and gives way to nobody any more."""
+        limit = self._cache.clock() - GONE_SECONDS
+        for ones in self._young:
+            while ones and (one := next(iter(ones.values()))).since <= limit:
+                del ones[held(one.node, one.uid)]
+                known = fields(pod=one.name, uid=one.uid, node=one.node, uuid=",".join(one.use))
+                _log.warning(
+                    "pod %s was deleted, and gpu-manager of node %s says that its processes go on: what it holds stays "
+                    "booked until they end",
+                    one.name, one.node, extra=known,
+                )  # fmt: skip

@@ -1,0 +1,244 @@
+"""What a node's report names and no living pod explains stays booked, whatever the order of deletion, report and list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler_ext.engine import held
+from scheduler_ext.engine.bindings import Write
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.state.pods import State
+from tests.scheduler_ext.extender_engine import Clock, bound, engine_with, free
+from tests.scheduler_ext.extender_support import NAMES, cards, node, pod
+from tests.scheduler_ext.test_extender_ended import P, ended, later, reported
+from tests.scheduler_ext.test_extender_two_books import reporting
+from vcuda.spec import bookings
+
+Half = tuple[Engine, Clock, dict[str, Any]]
+
+
+def placed(engine: Engine, name: str, cores: int = 100, blocks: int = 40, at: str = "a") -> dict[str, Any]:
+    one = pod(name, cores, blocks, uid=name)
+    assert engine.filter(one, [at]).chosen == at
+    write = engine.begin_bind(name, at)
+    assert isinstance(write, Write)
+    engine.end_bind(name, State.BOUND)
+    shown = bound(one, write)
+    engine.see_pod(shown)
+    return shown
+
+
+def with_room_elsewhere(engine: Engine, name: str = "q") -> str | None:
+    """Where a newcomer goes for whom node b has room."""
+    engine.see_node(node("b", cards("b", 1)))
+    return engine.filter(pod(name, 60, 1, uid=name), ["a", "b"]).chosen
+
+
+def says(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """A node of one card, and its manager's report."""
+    described = node(name, cards(name, 1))
+    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode(given, {})
+    return described
+
+
+def test_who_was_deleted_before_any_report_named_it_is_held_once_one_does(caplog: pytest.LogCaptureFixture) -> None:
+    """Never: the next one was bound beside it though another node was free, and no more than an event came of it."""
+    engine, clock = engine_with(node("a", cards("a", 1)))
+    placed(engine, "p")
+    engine.lose_pod("p")
+    assert free(engine) == 100, "it may never have begun"
+    clock.now += 2
+    engine.see_node(reporting(P, 1))
+    assert free(engine) == 0 and with_room_elsewhere(engine) == "b"
+    later(engine, clock)
+    assert "pod default/p was deleted" in caplog.text
+    assert engine.filter(pod("r", 60, 1, uid="r"), ["a"]).chosen is None
+
+
+def test_a_report_that_comes_after_a_replica_began_holds_whom_nobody_knows() -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    engine.see_node(reporting(P, 1))
+    assert free(engine) == 0 and with_room_elsewhere(engine) == "b"
+
+
+def test_whom_a_report_names_before_the_watch_shows_it_is_booked_once() -> None:
+    engine, _ = engine_with(node("a", cards("a", 2)))
+    engine.see_node(reporting(P, 2))
+    shown = pod("p", 100, 40, uid="p", node="a", annotations={NAMES.placement: '{"version":1,"containers":{}}'})
+    engine.see_pod(shown)
+    assert engine.holds("p") and engine.cache.gone == {} and free(engine) == 100
+    engine.see_node(reporting(P, 2))
+    assert engine.cache.gone == {}
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("after", [20, 40])
+def test_what_gave_way_gives_way_to_nobody_when_its_time_is_over(after: int, told: bool) -> None:
+    """For as long as the newcomer lived: 150 of 100 cores were bound. `told`: its manager admitted that one."""
+    engine, clock = engine_with(node("a", cards("a", 1)))
+    placed(engine, "p", 50, 20)
+    given = {"p": {"GPU-a-0": (50, 20)}}
+    engine.see_node(reporting(given, 1))
+    engine.lose_pod("p")
+    clock.now += 1
+    placed(engine, "q", 60, 10)
+    if told:
+        engine.see_node(reporting(given | {"q": {"GPU-a-0": (60, 10)}}, 1))
+    clock.now += after
+    for _ in range(2):
+        assert engine.filter(pod("x", 40, 10, uid="x"), ["a"]).chosen is None
+        engine.expire()
+
+
+def test_what_gave_way_to_one_does_not_give_way_to_who_fits_elsewhere() -> None:
+    engine, _, _ = reported(1)
+    engine.lose_pod("p")
+    placed(engine, "q", 60, 10)
+    assert engine.overbooked() == [], "that alarm is for pods that came past us"
+    assert engine.filter(pod("x", 30, 1, uid="x"), ["a"]).chosen == "a", "beside the one that has its place"
+    engine.lose_pod("x")
+    assert with_room_elsewhere(engine, "x") == "b"
+
+
+def test_what_gave_way_is_held_from_the_tenth_second_on() -> None:
+    """It was 14 s: with the next look at what expires."""
+    engine, clock, _ = reported(1)
+    engine.lose_pod("p")
+    placed(engine, "q", 60, 10)
+    clock.now += 9.9
+    assert engine.filter(pod("x", 20, 1, uid="x"), ["a"]).chosen == "a"
+    engine.lose_pod("x")
+    clock.now += 0.2
+    assert engine.filter(pod("x", 20, 1, uid="x"), ["a"]).chosen is None
+
+
+def test_nothing_that_a_report_names_is_let_go_of_however_much_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than 512 the first was, in silence: who deletes so many small pods freed a card that others still held."""
+    monkeypatch.setattr(held, "_MOST_GIVING_WAY", 2)
+    monkeypatch.setattr(held, "_MOST_DELETED", 2)
+    engine, clock = engine_with(*(node(name, cards(name, 1)) for name in "abcde"))
+    for name in "abcde":
+        placed(engine, f"p{name}", at=name)
+        engine.see_node(says(name, {f"p{name}": {f"GPU-{name}-0": (100, 40)}}))
+    for name in "abcde":
+        engine.lose_pod(f"p{name}")
+    assert free(engine) == 0 and sorted(engine.cache.gone) == ["pa", "pb", "pc", "pd", "pe"]
+    later(engine, clock)
+    assert engine.filter(pod("x", 5, 1, uid="x"), list("abcde")).chosen is None
+
+
+def test_a_report_of_many_that_never_were_keeps_no_deleted_pod_from_giving_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "_MOST_GIVING_WAY", 2)
+    engine, _, _ = reported(1)
+    engine.see_node(says("liar", {f"ghost-{at}": {"GPU-liar-0": (100, 40)} for at in range(9)}))
+    engine.lose_pod("p")
+    assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen == "a"
+
+
+def _node_anew(engine: Engine) -> None:
+    engine.lose_node("a")
+    engine.lose_pod("p")
+    engine.see_node(reporting(P, 1))
+
+
+def _node_anew_without_a_report(engine: Engine) -> None:
+    engine.lose_pod("p")
+    engine.lose_node("a")
+    engine.see_node(node("a", cards("a", 1)))
+    engine.see_node(reporting(P, 1))
+
+
+def _report_away(engine: Engine) -> None:
+    engine.lose_pod("p")
+    engine.see_node(node("a", cards("a", 1)))
+    engine.see_node(reporting(P, 1))
+
+
+@pytest.mark.parametrize("away", [_node_anew, _node_anew_without_a_report, _report_away])
+def test_a_report_that_comes_back_holds_what_it_names(away: Any) -> None:
+    engine, clock, _ = reported(1)
+    away(engine)
+    assert free(engine) == 0 and with_room_elsewhere(engine) == "b"
+    clock.now += 11
+    away_again = engine.see_node(node("a", cards("a", 1)))
+    assert away_again == "a" and engine.cache.gone == {}
+    engine.see_node(reporting(P, 1))
+    assert engine.filter(pod("r", 60, 1, uid="r"), ["a"]).chosen is None, "its ten seconds are over all the same"
+
+
+def test_a_report_that_is_older_than_the_deletion_makes_nothing_smaller() -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    placed(engine, "p", 50, 20)
+    engine.see_node(reporting({"p": {"GPU-a-0": (20, 30)}}, 1))
+    engine.lose_pod("p")
+    assert free(engine) == 50
+    engine.see_node(reporting({"p": {"GPU-a-0": (20, 30)}}, 1))  # some other change of the node
+    assert free(engine) == 50
+    engine.see_node(reporting({"p": {"GPU-a-0": (20, 30)}, "o": {"GPU-a-0": (1, 1)}}, 1))
+    assert free(engine) == 79
+
+
+def test_a_forged_end_before_a_deletion_frees_for_no_longer_than_the_object_lives() -> None:
+    engine, clock, shown = reported(1)
+    engine.see_pod(ended(shown))
+    assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen == "a"
+    engine.lose_pod("q")
+    engine.see_node(reporting(P, 1))
+    assert free(engine) == 100, "once and for all"
+    engine.lose_pod("p")
+    assert free(engine) == 0
+    later(engine, clock)
+    assert engine.filter(pod("x", 60, 1, uid="x"), ["a"]).chosen is None
+
+
+@pytest.mark.parametrize("gone", ["event", "list"])
+def test_a_node_takes_nothing_from_others_by_naming_their_pods(gone: str) -> None:
+    """And what it says of them counts for itself, once they are no more."""
+    engine, clock, _ = reported(1)
+    engine.see_node(says("liar", P | {"p": {"GPU-a-0": (1, 1), "GPU-liar-0": (30, 10)}}))
+    assert free(engine) == 100 and engine.cache.gone == {}
+    engine.lose_pod("p") if gone == "event" else engine.keep_pods([], clock() + 1)
+    assert free(engine) == 70 and set(engine.cache.gone["p"]) == {"a", "liar"}
+    engine.see_node(says("liar", {}))
+    assert free(engine) == 100 and set(engine.cache.gone["p"]) == {"a"}
+    engine.see_node(reporting({}, 1))
+    assert free(engine) == 200 and engine.cache.gone == {}
+
+
+def test_whom_a_report_names_while_it_waits_is_held_once_a_list_shows_it_no_more() -> None:
+    engine, clock = engine_with(node("a", cards("a", 1)))
+    engine.see_pod(pod("p", 100, 40, uid="p"))
+    engine.see_node(reporting(P, 1))
+    assert free(engine) == 100
+    engine.keep_pods([], clock() + 1)
+    assert free(engine) == 0
+
+
+@pytest.mark.parametrize("seconds", [1, 12])
+def test_a_gang_keeps_the_places_that_were_made_beside_what_gave_way(seconds: int) -> None:
+    """Its members come one by one, and what goes on is booked again after the first of them."""
+    engine, clock = engine_with(node("a", cards("a", 2)))
+    for name in "pq":
+        placed(engine, name)
+    engine.see_node(reporting({name: {f"GPU-a-{at}": (100, 40)} for at, name in enumerate("pq")}, 2))
+    for name in "pq":
+        engine.lose_pod(name)
+    members = [pod(name, 100, 40, uid=name, annotations={"tencent.com/vcuda-gang": "g/2"}) for name in ("g0", "g1")]
+    for member in members:
+        assert engine.filter(member, ["a"], engine.plan_gang(member, ["a"])).chosen == "a"
+        clock.now += seconds
+    assert engine.figures()["reserved"] == 2, "both that go on"
+    assert engine.filter(pod("x", 5, 1, uid="x"), ["a"]).chosen is None
+
+
+def test_what_goes_on_for_a_minute_is_told_as_what_it_is() -> None:
+    engine, clock, _ = reported(1)
+    engine.lose_pod("p")
+    engine.compare()
+    clock.now += 61
+    engine.compare()
+    assert [one.message for one in engine.notices()] == [
+        "gpu-manager of node a reports 100 cores and 40 blocks of GPU-a-0 for pod p, which is gone: that stays booked"
+    ]
