@@ -191,7 +191,8 @@ void vc_interval_leave_slack(const struct vc_busy *busy, struct vc_interval *int
     if (slack == 0 || to_ns <= interval->from_ns || interval->loose || interval->covered_until_ns != 0 || is_unproven(interval))
         return;
     uint64_t most = vc_busy_fresh(busy, interval->from_ns, to_ns, 0, &until);
-    if (slack > SLOW_CALL_NS || interval->over) /* its work may have been done within the call */
+    bool ended = to_ns == interval->to_ns;
+    if (ended && (slack > SLOW_CALL_NS || interval->over)) /* its work may have been done within the call */
         slack = vc_earlier(slack, most > estimate ? most - estimate : 0);
     interval->covered_until_ns = vc_earlier(interval->from_ns + slack, to_ns);
     interval->uncovered_ns += vc_busy_fresh(busy, interval->from_ns, interval->covered_until_ns, 0, &until);
