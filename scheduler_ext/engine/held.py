@@ -21,6 +21,7 @@ from vcuda.spec.bookings import Report, Use
 
 _MOST_GIVING_WAY = 512  # that filter looks at at once; all others stay booked meanwhile
 _MOST_DELETED = 8192  # of whose end we know when it was, and their names, until a report names them
+_MOST_TOLD = 20  # lines of log of a node at once
 _NEVER_GIVEN = (State.NOMINATED, State.ASSUMED)
 _log = logging.getLogger(__name__)
 
@@ -168,12 +169,18 @@ class Held:
     def grow_old(self) -> None:
         """Tell what goes on, and gives way to nobody any more."""
         limit = self._cache.clock() - GONE_SECONDS
+        old: dict[str, list[Gone]] = {}
         for ones in self._young:
             while ones and (one := next(iter(ones.values()))).since <= limit:
                 del ones[held(one.node, one.uid)]
-                known = fields(pod=one.name, uid=one.uid, node=one.node, uuid=",".join(one.use))
+                old.setdefault(one.node, []).append(one)
+        for node, gone in old.items():
+            for one in gone[:_MOST_TOLD]:
+                known = fields(pod=one.name, uid=one.uid, node=node, uuid=",".join(one.use))
                 _log.warning(
                     "pod %s was deleted, and gpu-manager of node %s says that its processes go on: what it holds stays "
                     "booked until they end",
-                    one.name, one.node, extra=known,
+                    one.name, node, extra=known,
                 )  # fmt: skip
+            if (more := len(gone) - _MOST_TOLD) > 0:
+                _log.warning("gpu-manager of node %s says the same of %d more", node, more, extra=fields(node=node))

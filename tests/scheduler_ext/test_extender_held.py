@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -242,3 +243,59 @@ def test_what_goes_on_for_a_minute_is_told_as_what_it_is() -> None:
     assert [one.message for one in engine.notices()] == [
         "gpu-manager of node a reports 100 cores and 40 blocks of GPU-a-0 for pod p, which is gone: that stays booked"
     ]
+
+
+def test_a_report_of_many_that_never_were_fills_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(held, "_MOST_TOLD", 2)
+    engine, clock = engine_with(says("liar", {f"ghost-{at}": {"GPU-liar-0": (100, 40)} for at in range(9)}))
+    later(engine, clock)
+    assert caplog.text.count("was deleted") == 2 and "says the same of 7 more" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_order_held_is_what_is_reported_and_not_explained(seed: int) -> None:
+    """Pods come and go, reports lag and go away, nodes go and come, time passes, newcomers push: one rule all the time."""
+    chance = random.Random(seed)
+    engine, clock = engine_with(*(node(name, cards(name, 1)) for name in "ab"))
+    living: dict[str, str] = {}  # pod: node
+    had: dict[str, dict[str, Any]] = {"a": {}, "b": {}}  # what processes have, by node
+    said: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
+    for step in range(120):
+        at, what = chance.choice("ab"), chance.randrange(8)
+        if what <= 2:
+            one = pod(f"p{step}", chance.choice((20, 50, 100)), 1, uid=f"p{step}")
+            where = engine.filter(one, ["a", "b"]).chosen
+            if where is None or chance.random() < 0.2:
+                engine.lose_pod(f"p{step}")
+                continue
+            write = engine.begin_bind(f"p{step}", where)
+            assert isinstance(write, Write)
+            engine.end_bind(f"p{step}", State.BOUND)
+            engine.see_pod(bound(one, write))
+            record = engine.cache.pods.get(f"p{step}")
+            assert record is not None
+            living[f"p{step}"], had[where][f"p{step}"] = where, dict(record.usage.cards)
+        elif what == 3 and living:
+            engine.lose_pod(gone := chance.choice(list(living)))
+            if chance.random() < 0.5:
+                had[living[gone]].pop(gone)
+            del living[gone]
+        elif what == 4 and had[at].keys() - living.keys():
+            had[at].pop(chance.choice(sorted(had[at].keys() - living.keys())))
+        elif what == 5:
+            said[at] = dict(had[at])
+            engine.see_node(says(at, said[at]))
+        elif what == 6 and chance.random() < 0.3:
+            said[at] = {}
+            chance.choice((engine.lose_node, lambda name: engine.see_node(node(name, cards(name, 1)))))(at)
+            engine.see_node(node(at, cards(at, 1)))
+        elif what == 7:
+            clock.now += chance.choice((1, 6, 11))
+            engine.expire()
+        held_now = {(name, uid) for uid, nodes in engine.cache.gone.items() for name in nodes}
+        assert held_now == {(name, uid) for name in "ab" for uid in said[name] if uid not in living}
+        for name, uid in held_now:
+            assert engine.cache.cluster.bookings(name)[f"held:{name}/{uid}"].cards == said[name][uid]
+        assert engine.figures()["reserved"] == len(held_now)
