@@ -24,6 +24,7 @@ from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
 from scheduler_ext.sync.followers import Followers
 from scheduler_ext.sync.refused import Refused
+from scheduler_ext.sync.waking import Waker
 from vcuda import addresses
 from vcuda.kube.access import Access
 from vcuda.kube.errors import KubeError
@@ -37,6 +38,7 @@ _BACKLOG = 512
 _LONGEST_SWEEP = 5.0
 _TOLD_EVERY = 2.0
 _ANSWERED_EVERY = 0.5
+_WOKEN_EVERY = 1.0
 _ASKED_EVERY = 1.0  # whether it is to end, by a thread that waits for work
 _ON_THE_WAY = 1.0  # seconds in which a request that was sent has reached the API server
 
@@ -199,7 +201,11 @@ class _Replica:
             pause=_ANSWERED_EVERY,
             expected=KubeError,
         )
+        waking_failed = engine.metrics.worker_failures.labels("waking").inc
+        self._waker = Waker(api, engine, waking_failed)
+        self._waking = Worker("waking", self._wake, failed=waking_failed, pause=_WOKEN_EVERY, expected=KubeError)
         self._workers = [
+            self._waking,
             self._sweeper,
             self._teller,
             self._answerer,
@@ -238,6 +244,10 @@ class _Replica:
         if self._standby_reason() is None:
             templates.keep(self._api, self._engine, self._unmade)
 
+    def _wake(self) -> None:
+        if self._standby_reason() is None:
+            self._waker.wake()
+
     def _standby_reason(self) -> str | None:
         return self._election.standby_reason() if self._election is not None else None
 
@@ -267,6 +277,7 @@ class _Replica:
         self._sweeper.start()
         self._teller.start()
         self._answerer.start()
+        self._waking.start()
         self._historian.start()
         self._scorer.start()
         if self._settings.claims:
@@ -296,6 +307,7 @@ class _Replica:
             self._sweeper.stop()
             self._teller.stop()
             self._answerer.stop()
+            self._waking.stop()
             self._historian.stop()
             self._scorer.stop()
             self._templates.stop()

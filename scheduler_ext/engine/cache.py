@@ -26,6 +26,7 @@ from scheduler_ext.state.plugins import Plugins
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pod_texts import PodKinds
 from scheduler_ext.state.pods import Gone, Nominations, PodCache
+from scheduler_ext.state.refusals import Refusals
 from scheduler_ext.state.shape import Shape
 from scheduler_ext.state.waiting import WaitingPods
 from vcuda.spec.bookings import Report, Use
@@ -70,7 +71,8 @@ class SchedulerCache:
         self.kinds, self._classes = PodKinds(names), PodClasses(names, policy)
         self.cluster = Cluster()
         self.quotas = Quotas(self.cluster)
-        self.pods = PodCache(self.cluster, changed=self.quotas.count)
+        self.refusals = Refusals(clock)
+        self.pods = PodCache(self.cluster, changed=self.quotas.count, unheard=self.refusals.free)
         self.scores = Scores()
         self.workload = Workload()
         self.decisions = Decisions()

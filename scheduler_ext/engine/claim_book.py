@@ -19,6 +19,7 @@ from scheduler_ext.state import claims
 from scheduler_ext.state.claims import Given, Key, SeenClaim, SeenSlice
 from scheduler_ext.state.cluster import Cluster, Usage
 from scheduler_ext.state.pods import PodCache, Record, State
+from scheduler_ext.state.refusals import Unseen
 from vcuda.spec import device_classes
 from vcuda.spec.device_classes import DeviceClass
 from vcuda.spec.errors import Reason
@@ -55,7 +56,7 @@ class ClaimBook:
         self._cache = cache
         self.cluster = Cluster()
         self.quotas = cache.quotas.beside(self.cluster)
-        self.pods = PodCache(self.cluster, changed=self.quotas.count)
+        self.pods = PodCache(self.cluster, changed=self.quotas.count, unheard=cache.refusals.free)
         cache.quotas.pair(cache.pods, self.quotas, self.pods)
         self._slices: dict[str, SeenSlice] = {}
         self._devices: dict[str, dict[str, Card]] = {}  # by node and name
@@ -240,6 +241,21 @@ class ClaimBook:
     def knows_resource(self, resource: str) -> bool:
         """Whether a class that the watch has shown, or some node's device plugin, has an extended resource."""
         return resource in self._named or resource in self._cache.plugins
+
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether a watch has shown a "claim" (NAMESPACE/NAME), a "class" or a "resource"."""
+        if kind == "claim":
+            namespace, _, own = name.partition("/")
+            return self.seen(namespace, own)
+        return self.knows_class(name) if kind == "class" else self.knows_resource(name)
+
+    def unseen_of(self, namespace: str, name: str) -> Unseen:
+        """What of a claim no watch has shown: itself, or classes that it names."""
+        if not self.seen(namespace, name):
+            return frozenset({("claim", f"{namespace}/{name}")})
+        there = self._open.get((namespace, name))
+        named = () if there is None else there.named
+        return frozenset(("class", one) for one in named if not self.knows_class(one))
 
     def on(self, node: str) -> Iterator[tuple[SeenClaim, Usage]]:
         """What is allocated on a node, and what that books there."""

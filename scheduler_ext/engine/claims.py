@@ -22,6 +22,7 @@ import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.claim_book import ClaimBook
+from scheduler_ext.engine.waking import Book
 from scheduler_ext.planning.evidence import ClaimStatus
 from scheduler_ext.protocol.extender_v1 import Verdict
 from scheduler_ext.protocol.reasons import FITS, AnyReason, ExtenderReason
@@ -31,7 +32,8 @@ from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state import claims, objects
 from scheduler_ext.state.claims import SeenClaim, Wish
 from scheduler_ext.state.cluster import Ints
-from scheduler_ext.state.decisions import Decision, counted
+from scheduler_ext.state.decisions import Decision, counted, packed
+from scheduler_ext.state.refusals import Needs, Refusal, Unseen
 from scheduler_ext.state.shape import Shape
 from vcuda.kube.objects import ended
 from vcuda.printable import printable
@@ -63,6 +65,26 @@ class _User:
     cpu_milli: int
     memory_bytes: int
     runs: bool
+
+
+class _Refused:
+    """Refuses a pod, and remembers what may pass; see Refusal."""
+
+    def __init__(self, cache: SchedulerCache, decision: Callable[..., Decision], again: Callable[..., Refusal]) -> None:
+        self._cache, self._decision, self._again = cache, decision, again
+
+    def __call__(self, reason: AnyReason, message: str) -> Verdict:
+        self._cache.decisions.add(self._decision(refusal=(reason, message)))
+        return Verdict(refusal=(reason, message))
+
+    def unseen(self, reason: AnyReason, message: str, what: Unseen) -> Verdict:
+        if what:
+            self._cache.refusals.put(self._again(reason, Needs.SIGHT, unseen=what))
+        return self(reason, message)
+
+    def no_room(self, reason: AnyReason, message: str, shape: Shape | None = None) -> Verdict:
+        self._cache.refusals.put(self._again(reason, Needs.ROOM, shape=shape))
+        return self(reason, message)
 
 
 class NotScored(Exception):
@@ -174,6 +196,19 @@ class Claims:
         shown = all(book.seen(namespace, name) and book.knows_classes(namespace, name) for name in named)
         return not shown or self._unseen_class(pod)
 
+    def _unseen_of(self, pod: Mapping[str, Any]) -> Unseen:
+        """What of that it is; see Refusal."""
+        namespace, book = str(pod["metadata"].get("namespace") or ""), self._book
+        named = {("class", one) for one in classes_as_extended(pod)}
+        if self._depended_on(pod):
+            named |= {("resource", one) for one in maybe_of_classes(pod, self._cache.names)}
+        those = (book.unseen_of(namespace, name) for name in claims.names_of_claims(pod))
+        return frozenset({one for one in named if not book.knows(*one)}.union(*those))
+
+    def book(self) -> Book:
+        """What Waking looks at."""
+        return Book(self.cluster, self._scores, self._book.quotas, self.typical)
+
     # --- deciding ---
 
     def score_some(self, pod: Mapping[str, Any]) -> bool:
@@ -195,10 +230,8 @@ class Claims:
             Decision, uid, namespace, name, self._cache.wall_clock(), self._cache.cluster.clock, len(names)
         )
 
-        def refused(reason: AnyReason, message: str) -> Verdict:
-            self._cache.decisions.add(decision(refusal=(reason, message)))
-            return Verdict(refusal=(reason, message))
-
+        self._cache.refusals.drop(uid)
+        refused = _Refused(self._cache, decision, partial(self._again, uid, namespace or "default", name, names))
         counted_here = bool(self._book.quotas.of(namespace))
         try:
             user = self._user(pod)
@@ -213,13 +246,14 @@ class Claims:
             return refused(error.reason, error.message)
         doubt = next(((claim.name, claim.doubt) for claim in waiting if claim.doubt is not None), None)
         if doubt is not None and (counted_here or in_gang):
-            return refused(doubt[1].reason, f"claim {doubt[0]}: {doubt[1].message}")
+            return refused.unseen(doubt[1].reason, f"claim {doubt[0]}: {doubt[1].message}", self._unseen_of(pod))
         if (counted_here or in_gang) and self.unseen(pod):
             what = "a claim of the pod" if not self._unseen_class(pod) else "a DeviceClass that the pod asks for"
             why = "its namespace's quota" if counted_here else "its gang"
-            return refused(ExtenderReason.NOT_SYNCED, f"the watch has not shown {what} yet, and {why} leaves no guess")
+            message = f"the watch has not shown {what} yet, and {why} leaves no guess"
+            return refused.unseen(ExtenderReason.NOT_SYNCED, message, self._unseen_of(pod))
         if not shape.steps:
-            return None if doubt is None else self._left(names, decision(counts={}), refused)
+            return None if doubt is None else self._left(names, decision(counts={}), refused.no_room)
         rows = self._rows(names)
         self._follow(names, rows)
         others = self._others_of_gang(user)
@@ -232,20 +266,20 @@ class Claims:
             self._counted.add(uid)
             self.workload.observe(shape)
         if isinstance(others, str):
-            return refused(ExtenderReason.GANG_INCOMPLETE, others)
+            return refused.unseen(ExtenderReason.GANG_INCOMPLETE, others, self._unseen_of_gang(user))
         deadline = self._deadline(user, others)
         choice = self._take(user, waiting, rows, deadline=deadline)
         if choice.row is None:
             several = [one for claim in waiting for one in claim.open_requests]
             if choice.quota:
-                return refused(ExtenderReason.QUOTA_EXCEEDED, choice.quota + _of_alternatives(several))
+                return refused.no_room(ExtenderReason.QUOTA_EXCEEDED, choice.quota + _of_alternatives(several), shape)
             if not others and not counted_here:
                 # kube-scheduler found room: what is booked here may be older than what it knows.
-                return self._left(names, decision(counts=choice.counts), refused)
+                return self._left(names, decision(counts=choice.counts), refused.no_room)
             reason = next(iter(choice.counts), ExtenderReason.UNKNOWN_NODE)
             why = "its gang" if others else "its namespace's quota"
             known = f"no card has room as far as claims are known here, and {why} leaves no guess"
-            return refused(reason, known + _of_alternatives(several))
+            return refused.no_room(reason, known + _of_alternatives(several), shape)
         node = self.cluster.names[choice.row]
         lacking = yield from self._reserve(others, names, deadline)
         if lacking:
@@ -254,9 +288,18 @@ class Claims:
             gang = printable(f"{namespace}/{user.gang.name if user.gang is not None else ''}")
             size = len(others) + 1
             message = f"gang {gang} needs {size} places at once, {size - lacking} are there now"
-            return refused(ExtenderReason.GANG_DOES_NOT_FIT, message)
+            return refused.no_room(ExtenderReason.GANG_DOES_NOT_FIT, message, shape)
         self._cache.decisions.add(decision(node=node))
         return Verdict(node)
+
+    def _again(
+        self, uid: str, namespace: str, name: str, names: Sequence[str], reason: AnyReason, needs: Needs, *,
+        shape: Shape | None = None, unseen: Unseen = frozenset(),
+    ) -> Refusal:  # fmt: skip
+        return Refusal(
+            uid, namespace, name, str(reason), needs, self._cache.clock(), shape,
+            packed(self._rows(names), len(self.cluster)), self.cluster.clock, of_claims=True, unseen=unseen,
+        )  # fmt: skip
 
     def _left(
         self, names: Sequence[str], decision: Decision, refused: Callable[[AnyReason, str], Verdict]
@@ -341,6 +384,11 @@ class Claims:
         return counted(np.where(problem == FITS, plan.code, problem))
 
     # --- gangs ---
+
+    def _unseen_of_gang(self, user: _User) -> Unseen:
+        members = self._gangs.get((user.namespace, user.gang.name), {}) if user.gang is not None else {}
+        those = (self._book.unseen_of(user.namespace, name) for one in members.values() for name in one.claims)
+        return frozenset[tuple[str, str]]().union(*those)
 
     def _others_of_gang(self, user: _User) -> list[_User] | str:
         """Who else must have a place before this pod may pass; or why it may not pass yet."""

@@ -27,6 +27,7 @@ from scheduler_ext.engine.preemption import Preemption, Way
 from scheduler_ext.engine.resizes import Resizes, Unanswered
 from scheduler_ext.engine.simulation import Simulation
 from scheduler_ext.engine.templates import Templates, Unused, Wanted
+from scheduler_ext.engine.waking import Book, Waking
 from scheduler_ext.planning import evidence, overview, pieces, snapshot
 from scheduler_ext.planning.evidence import CandidateCopy, Evidence
 from scheduler_ext.planning.overview import NodeDetail, NodeLine, Overview
@@ -39,6 +40,7 @@ from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pod_texts import KnownPod, PodTexts
 from scheduler_ext.state.pods import Record, State
+from scheduler_ext.state.refusals import Refusal
 from scheduler_ext.state.shape import Shape
 from vcuda.spec import device_classes, request
 from vcuda.spec.errors import InvalidRequest
@@ -80,6 +82,8 @@ class Engine:
         self._resizes = Resizes(cache)
         self._claim_book = ClaimBook(cache)
         self._claims, self._templates = Claims(cache, self._claim_book), Templates(cache)
+        shares = Book(cache.cluster, cache.scores, cache.quotas, cache.typical)
+        self._waking = Waking(cache, self._lock, shares, self._claims.book(), self._claim_book)
         self._comparison = Comparison(cache, self._claim_book, self._claims)
         # A recording holds more of each pod.
         texts = partial(PodTexts, names, cache.kinds) if cache.journal is None else None
@@ -500,6 +504,15 @@ class Engine:
         """The API server has one of them, or never will."""
         with self._lock:
             self._resizes.written(one)
+
+    def to_wake(self, most: int) -> list[Refusal]:
+        """Refused pods whose reason has passed without an API event: kube-scheduler is to look at them again."""
+        return self._waking.take(most)
+
+    def not_woken(self, one: Refusal) -> None:
+        """One of them could not be, and may be later."""
+        with self._lock:
+            self.cache.refusals.not_woken(one)
 
     # --- the templates that pods with claims name ---
 

@@ -17,7 +17,7 @@ from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
-from scheduler_ext.state import objects
+from scheduler_ext.state import objects, refusals
 from scheduler_ext.state.cluster import Floats, Ints
 from scheduler_ext.state.decisions import Decision, counted, packed
 from scheduler_ext.state.pod_texts import KnownPod
@@ -92,7 +92,7 @@ class Filter:
             metadata = pod["metadata"]
             uid, name = str(metadata.get("uid") or ""), str(metadata.get("name") or "")
             namespace, refusal = str(metadata.get("namespace") or "default"), (error.reason, error.message)
-            self._cache.decisions.add(Decision(uid, namespace, name, at_ns, begun, len(names), refusal=refusal))
+            self._decided(Decision(uid, namespace, name, at_ns, begun, len(names), refusal=refusal))
             return Verdict(refusal=refusal)
         decision = partial(Decision, asked.uid, asked.namespace, asked.name, at_ns)
         if briefly and self._cache.scores.far_behind(shape, self._cache.cluster, self._cache.typical()):
@@ -104,9 +104,7 @@ class Filter:
         elif old is not None:
             kept = self._keep(old, names)
             if kept is not None:
-                self._cache.decisions.add(
-                    decision(begun, len(names), asked=asked, node=kept.chosen, refusal=kept.refusal)
-                )
+                self._decided(decision(begun, len(names), asked=asked, node=kept.chosen, refusal=kept.refusal))
                 return kept
             self._cache.pods.release(asked.uid)
         self._cache.count_demand(asked.uid, shape)
@@ -125,20 +123,28 @@ class Filter:
         counts = None if codes is None else counted(codes)
         if row is not None and choice.refusal is None:
             node = self._cache.cluster.names[row]
-            self._cache.decisions.add(decision(begun, len(names), node, asked, shape, counts, quota=quota))
+            self._decided(decision(begun, len(names), node, asked, shape, counts, quota=quota))
             return Verdict(node, None if codes is None else codes.tolist())
         decision = partial(decision, candidates=len(names), asked=asked, shape=shape)
         if choice.refusal is not None:
             offered = packed(rows, len(self._cache.cluster))
-            self._cache.decisions.add(decision(begun, refusal=choice.refusal, offered=offered))
+            self._decided(decision(begun, refusal=choice.refusal, offered=offered))
             curable = choice.refusal[0] is not ExtenderReason.GANG_INCOMPLETE
             return Verdict(refusal=choice.refusal, curable=curable)
         offered = packed(rows, len(self._cache.cluster))
         clock = self._cache.cluster.clock
-        self._cache.decisions.add(decision(clock, counts=counts, offered=offered, quota=quota))
+        self._decided(decision(clock, counts=counts, offered=offered, quota=quota))
         return Verdict(
             None, None if codes is None else codes.tolist(), quota=quota, whys=self._whys(names, rows, codes)
         )
+
+    def _decided(self, one: Decision) -> None:
+        self._cache.decisions.add(one)
+        again = refusals.of(one, self._cache.clock()) if one.node is None else None
+        if again is None:
+            self._cache.refusals.drop(one.uid)
+        else:
+            self._cache.refusals.put(again)
 
     def _choice(
         self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | None

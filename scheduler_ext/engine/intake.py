@@ -67,6 +67,8 @@ class Intake:
             quotas.set_labels(seen.name, seen.labels)
             cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
         self._cache.plugins.set_node(seen.name, seen.plugins)
+        if not as_before:
+            self._cache.refusals.free()
         before = self._cache.reports.get(seen.name)
         self._take_report(seen.name, seen.report)
         self._held.look(seen.name, before)
@@ -90,6 +92,8 @@ class Intake:
             if record.usage.cards != cards:
                 self._distrust(record)
             usage = record.usage._replace(cards=cards, unplaced=False)
+            if usage != record.usage:
+                self._cache.refusals.free()
             pods.put(replace(record, usage=usage, source=Source.MANAGER))
         self._resizes.report(node, report)
 
@@ -128,6 +132,7 @@ class Intake:
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
         """See Engine.see_quotas."""
         self._cache.note("quotas_changed", data=(config_map or {}).get("data"))
+        self._cache.refusals.free()
         self.synced("quotas")
 
     # --- pods ---
@@ -157,6 +162,7 @@ class Intake:
             self.lose_pod(uid)
         elif node:
             self._cache.ended.pop(uid, None)
+            self._cache.refusals.drop(uid, for_good=True)
             self._cache.waiting.drop(uid)
             self._cache.ahead.drop(uid)
             self._see_bound(uid, pod, node)
@@ -346,7 +352,9 @@ class Intake:
         self._cache.inherited.discard(uid)
         self._cache.waiting.drop(uid)
         self._cache.ahead.drop(uid)
-        self._cache.ended.pop(uid, None)
+        self._cache.refusals.drop(uid, for_good=True)
+        if self._cache.ended.pop(uid, None) is not None:  # kube-scheduler saw it end long ago
+            self._cache.refusals.free()
         self._cache.pods.release(uid)
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)

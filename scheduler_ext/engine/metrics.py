@@ -132,6 +132,12 @@ class Metrics:
             "Pods and claims of which a node's manager reports other cards than are booked here, for a minute or more",
             registry=self.registry,
         )
+        self.woken = Counter(
+            "vcuda_extender_woken",
+            "Refused pods that kube-scheduler was made to look at again, by what they had been refused for",
+            ["reason"],
+            registry=self.registry,
+        )
         self.relists = Counter(
             "vcuda_extender_lists", "Complete lists, by resource", ["resource"], registry=self.registry
         )

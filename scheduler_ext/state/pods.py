@@ -33,6 +33,10 @@ class State(enum.Enum):
     CONFIRMED = "confirmed"  # the API server showed it on its node
 
 
+# The API server shows nobody that one of these ends.
+_UNSHOWN = (State.NOMINATED, State.RESERVED, State.ASSUMED, State.BINDING, State.UNCERTAIN)
+
+
 class Source(enum.Enum):
     """Where a booking comes from; only the last can be edited by the pod's owner."""
 
@@ -87,9 +91,17 @@ class Record:
 class PodCache:
     """Records by UID, with their bookings on the cluster. Not locked: the engine's lock covers it."""
 
-    def __init__(self, cluster: Cluster, changed: Callable[[Record, int], None] = lambda _record, _sign: None) -> None:
-        """`changed` is told of every record that is booked (1) and released (-1)."""
-        self._cluster, self._changed = cluster, changed
+    def __init__(
+        self,
+        cluster: Cluster,
+        changed: Callable[[Record, int], None] = lambda _record, _sign: None,
+        unheard: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`changed` is told of every record that is booked (1) and released (-1).
+
+        `unheard`: that something was released of which the API server had shown nothing.
+        """
+        self._cluster, self._changed, self._unheard = cluster, changed, unheard
         self._records: dict[str, Record] = {}
         self._pending: set[str] = set()
         self._nominated: set[str] = set()
@@ -120,6 +132,8 @@ class PodCache:
             self._remove(old)
             if not same:
                 self._cluster.release(old.uid, old.node)
+                if old.state in _UNSHOWN:
+                    self._unheard()
         self._records[record.uid] = record
         self._by_namespace.setdefault(record.namespace, {})[record.uid] = record
         self._by_name[record.namespace, record.name] = record
@@ -148,6 +162,8 @@ class PodCache:
         if record is not None:
             self._remove(record)
             self._cluster.release(uid, record.node)
+            if record.state in _UNSHOWN:
+                self._unheard()
         return record
 
     @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,24 @@ def test_claims_of_an_operators_class_get_its_cards_and_count(
     limited.wait_phase("second", "Running", seconds=180)
     (result,) = lab.get("resourceclaim", "second")["status"]["allocation"]["devices"]["results"]
     assert result["device"] == one["name"]
+
+
+def test_a_quota_that_is_raised_lets_the_waiting_pod_in(limited: System, client_image: str, evidence: Any) -> None:
+    """kube-scheduler watches no ConfigMap: the pod waited until something else changed, or five minutes."""
+    limited.create_all([claim("wide", 90, "1Gi"), pod("wide", client_image, "wide")])
+    evidence(f"wide: {_waits(limited, 'wide', 'QuotaExceeded')}")
+    time.sleep(10)  # kube-scheduler has put it aside
+    limited.lab.apply(
+        {
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"namespace": "default", "name": QUOTAS.partition("/")[2]},
+            "data": {"quotas": "[{namespace: default, cores: 90}]"},
+        }
+    )  # fmt: skip
+    raised = time.monotonic()
+    limited.wait_phase("wide", "Running", seconds=60)
+    evidence(f"it runs {time.monotonic() - raised:.1f} s after the quota was raised")
+    assert "tencent.com/vcuda-retry" in limited.pod("wide")["metadata"]["annotations"]
 
 
 @pytest.fixture

@@ -52,6 +52,12 @@ class Names:
         """Version: of a claim's `ShareConfig`."""
         return f"{self.driver}/v1"
 
+    # --- what the extender writes on waiting pods ---
+    @cached_property
+    def retry(self) -> str:
+        """Annotation: when the extender last had kube-scheduler look again at the pod, which it had refused."""
+        return f"{self.domain}/vcuda-retry"
+
     # --- what users write on pods ---
     @cached_property
     def core_limit(self) -> str:

@@ -1,0 +1,142 @@
+"""Waiting pods that were refused for what may pass without a change of any API object, until they are woken.
+
+kube-scheduler puts a refused pod aside, and asks again when an API object has changed, or minutes later. What lapses by
+time here, or is known late, changes none.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_ext.protocol.reasons import ExtenderReason
+from scheduler_ext.state.decisions import Decision
+from scheduler_ext.state.shape import Shape
+
+_MOST = 4096  # pods; at 5,000 nodes each keeps 1 KiB
+REST = 1.0  # seconds: kube-scheduler has put the pod aside by then, and what passes together is one look
+_FIRST_WAIT, _LONGEST_WAIT = 10.0, 300.0  # between two times that one pod is woken; the last is kube-scheduler's own
+_RETRY = 30.0  # after the API server did not answer
+
+
+Unseen = frozenset[tuple[str, str]]  # what no watch has shown: "claim", "class" or "resource", and its name
+
+
+class Needs(enum.Enum):
+    """What has to pass."""
+
+    ROOM = enum.auto()  # cards, a quota's rest, places that are kept
+    SIGHT = enum.auto()  # what our watch had not shown
+    CERTAINTY = enum.auto()  # whether a write has taken effect
+
+
+class Refusal(NamedTuple):
+    """`offered`: rows, as packed bits, of the cluster at its `clock`; None: any. `since`: on our clock.
+
+    `shape`: its class; None where room is not counted. `unseen`: claims, classes and resources that nobody had shown.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    reason: str
+    needs: Needs
+    since: float
+    shape: Shape | None = None
+    offered: npt.NDArray[np.uint8] | None = None
+    clock: int = 0
+    of_claims: bool = False
+    unseen: Unseen = frozenset()
+
+
+def of(decision: Decision, now: float) -> Refusal | None:
+    """What may pass of a refusal of shares; None: it waits for a change that kube-scheduler sees, too."""
+    reason = decision.refusal[0] if decision.refusal is not None else next(iter(decision.counts or ()), "")
+    again = partial(Refusal, decision.uid, decision.namespace, decision.name, str(reason))
+    if reason is ExtenderReason.BIND_UNCERTAIN:
+        return again(Needs.CERTAINTY, now)
+    if decision.shape is None or reason is ExtenderReason.GANG_INCOMPLETE:
+        return None
+    # A node that nobody had shown has no row.
+    offered = decision.offered if ExtenderReason.UNKNOWN_NODE not in (decision.counts or ()) else None
+    return again(Needs.ROOM, now, decision.shape, offered, decision.clock)
+
+
+class _Woken(NamedTuple):
+    times: int
+    until: float  # not again before
+
+
+class Refusals:
+    """By UID, the oldest first. Not locked: the engine's lock covers it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pods: dict[str, Refusal] = {}
+        self._woken: collections.OrderedDict[str, _Woken] = collections.OrderedDict()
+        self._freed = math.inf  # since when something is free that no API object shows
+
+    def put(self, one: Refusal) -> None:
+        """In place of what was known of the pod."""
+        self._pods.pop(one.uid, None)
+        self._pods[one.uid] = one
+        if len(self._pods) > _MOST:
+            del self._pods[next(iter(self._pods))]
+
+    def drop(self, uid: str, *, for_good: bool = False) -> None:
+        """It was refused no more, or for what only its owner can change; `for_good`: it has a place, or is gone."""
+        if self._pods or self._woken:
+            self._pods.pop(uid, None)
+            if for_good:
+                self._woken.pop(uid, None)
+
+    def free(self) -> None:
+        """Something is free, or allowed, by what kube-scheduler may not see."""
+        self._freed = min(self._freed, self._clock())
+
+    def due(self) -> list[Refusal]:
+        """Who may be woken by now if what it needs is there."""
+        now = self._clock()
+        room = self._freed + REST <= now
+        found, fresh = list[Refusal](), False
+        for one in self._pods.values():
+            if one.needs is not Needs.ROOM or room:
+                if one.since + REST <= now:
+                    found.append(one)
+                else:
+                    fresh = True
+        if room:
+            self._freed = now if fresh else math.inf
+        return found
+
+    def rests(self, uid: str) -> bool:
+        """Whether it was woken too lately to be woken again."""
+        return uid in self._woken and self._woken[uid].until > self._clock()
+
+    def current(self, one: Refusal) -> bool:
+        return self._pods.get(one.uid) is one
+
+    def wake(self, one: Refusal) -> None:
+        """It is being woken: until it is refused again there is nothing to do. Each time it rests longer."""
+        times = self._woken[one.uid].times if one.uid in self._woken else 0
+        del self._pods[one.uid]
+        self._rest(one.uid, times + 1, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(times, 30)))
+
+    def not_woken(self, one: Refusal) -> None:
+        """The API server did not answer."""
+        self._rest(one.uid, self._woken[one.uid].times if one.uid in self._woken else 1, _RETRY)
+        self._pods.setdefault(one.uid, one)
+        self.free()
+
+    def _rest(self, uid: str, times: int, seconds: float) -> None:
+        self._woken[uid] = _Woken(times, self._clock() + seconds)
+        self._woken.move_to_end(uid)
+        if len(self._woken) > _MOST:
+            self._woken.popitem(last=False)

@@ -1,0 +1,361 @@
+"""Refused pods whose reason passes without any API event: kube-scheduler is made to look at them again, and at no others."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.protocol.extender_v1 import Victims
+from scheduler_ext.state.pods import State
+from scheduler_ext.state.refusals import REST
+from scheduler_ext.sync.api import ApiServer
+from scheduler_ext.sync.waking import Waker
+from tests.scheduler_ext.extender_claims import claim, device_class, node_slices, user
+from tests.scheduler_ext.extender_engine import Clock, engine_with
+from tests.scheduler_ext.extender_support import BLOCKS, NAMES, FakeApi, Served, cards, eventually, node, pod
+from tests.scheduler_ext.test_extender_claims_rules import QUOTA
+from vcuda.kube.errors import KubeError
+from vcuda.spec import bookings
+
+GANG = {NAMES.gang: "g/2"}
+
+
+def whole(name: str, **fields: Any) -> dict[str, Any]:
+    return pod(name, 100, BLOCKS, **fields)
+
+
+def one_card(**options: Any) -> tuple[Engine, Clock]:
+    return engine_with(node("a", cards("a", 1)), **options)
+
+
+def placed(engine: Engine, one: dict[str, Any], *names: str) -> bool:
+    engine.see_pod(one)
+    return engine.filter(one, names or ["a"]).chosen is not None
+
+
+def woken(engine: Engine, clock: Clock, seconds: float = REST) -> list[str]:
+    """By name, after so many seconds."""
+    clock.now += seconds
+    return [one.name for one in engine.to_wake(16)]
+
+
+def reported(one: dict[str, Any], *uids: str) -> dict[str, Any]:
+    """A node whose manager reports that each of these pods has its whole first card."""
+    use = {uid: {f"GPU-{one['metadata']['name']}-0": (100, BLOCKS)} for uid in uids}
+    annotations = one["metadata"]["annotations"] | {NAMES.bookings: bookings.encode(use, {}, {})}
+    return one | {"metadata": one["metadata"] | {"annotations": annotations}}
+
+
+# --- what passes ---
+
+
+def test_an_assumption_that_expires_wakes_who_fits_then() -> None:
+    engine, clock = one_card(expiry_seconds=5)
+    assert placed(engine, whole("p")) and not placed(engine, whole("q"))
+    assert not placed(engine, pod("huge", 50, 2 * BLOCKS))
+    assert woken(engine, clock, 2) == []
+    clock.now += 4
+    engine.expire()
+    assert woken(engine, clock, 0) == []  # what passes together is looked at together
+    assert woken(engine, clock) == ["q"]
+    assert woken(engine, clock, 400) == []
+
+
+def test_a_gangs_places_that_lapse_wake_who_fits_then() -> None:
+    engine, clock = engine_with(node("a", cards("a", 2)), gang_seconds=5)
+    assert placed(engine, whole("g", annotations=GANG)) and not placed(engine, whole("q"))
+    clock.now += 6
+    engine.expire()
+    assert woken(engine, clock) == ["q"]
+
+
+def test_waiting_pods_that_held_places_and_are_deleted_wake_others() -> None:
+    engine, clock = engine_with(node("a", cards("a", 2)))
+    first, second = (whole(name, annotations=GANG) for name in "gh")
+    engine.see_pod(second)
+    assert placed(engine, first) and not placed(engine, whole("q"))
+    for one in (first, second):
+        engine.lose_pod(one["metadata"]["uid"])
+    assert woken(engine, clock) == ["q"]
+
+
+def test_a_quota_that_is_raised_wakes_whom_it_refused() -> None:
+    engine, clock = one_card()
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 0}"}})
+    assert not placed(engine, whole("p"))
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cores: 50}"}})
+    assert woken(engine, clock) == []
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 1}"}})
+    assert woken(engine, clock) == ["p"]
+
+
+def test_what_is_kept_for_a_preemptor_that_ends_wakes_who_fits_then() -> None:
+    engine, clock = one_card(expiry_seconds=5)
+    victim = whole("v")
+    assert placed(engine, victim)
+    engine.see_pod(victim | {"spec": victim["spec"] | {"nodeName": "a"}})
+    important = whole("p")
+    important["spec"]["priority"] = 100
+    assert not placed(engine, important)
+    uid = victim["metadata"]["uid"]
+    assert engine.preempt(important, {"a": Victims((uid,), 0)})
+    engine.lose_pod(uid)
+    assert not placed(engine, whole("q"))
+    clock.now += 6
+    engine.expire()
+    assert sorted(woken(engine, clock)) == ["p", "q"]
+
+
+def test_a_write_that_turns_out_to_have_failed_wakes_its_pod_and_who_fits_then() -> None:
+    engine, clock = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)))
+    one = whole("p")
+    uid = one["metadata"]["uid"]
+    assert placed(engine, one) and engine.begin_bind(uid, "a")
+    engine.end_bind(uid, State.UNCERTAIN)
+    assert not placed(engine, one, "b")
+    assert woken(engine, clock) == []
+    engine.end_bind(uid, State.ASSUMED)
+    assert woken(engine, clock) == ["p"]
+
+
+@pytest.mark.parametrize("before", [None, "ill"])
+def test_an_inventory_that_comes_or_gets_well_wakes_who_fits_then(before: str | None) -> None:
+    ill = tuple(dataclasses.replace(one, healthy=False, why="Xid 79") for one in cards("a", 1))
+    engine, clock = engine_with(node("a", None if before is None else ill))
+    assert not placed(engine, whole("p"))
+    engine.see_node(node("a", cards("a", 1)))
+    assert woken(engine, clock) == ["p"]
+
+
+def test_cards_of_a_pod_that_a_report_names_wake_who_fits_beside_it() -> None:
+    engine, clock = engine_with(node("a", cards("a", 2)))
+    strange = whole("s", node="a")
+    engine.see_pod(strange)
+    assert not placed(engine, whole("p"))
+    engine.see_node(reported(node("a", cards("a", 2)), strange["metadata"]["uid"]))
+    assert woken(engine, clock) == ["p"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "ended"])
+def test_a_report_that_lets_go_of_a_pod_that_is_no_more_wakes_who_fits_then(how: str) -> None:
+    engine, clock = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)))
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 1}"}})
+    one = whole("p")
+    uid = one["metadata"]["uid"]
+    assert placed(engine, one)
+    bound = one | {"spec": one["spec"] | {"nodeName": "a"}}
+    engine.see_pod(bound)
+    engine.see_node(reported(node("a", cards("a", 1)), uid))
+    if how == "deleted":
+        engine.lose_pod(uid)
+        clock.now += 12
+        assert not placed(engine, whole("q"), "a")
+    else:
+        engine.see_pod(bound | {"status": {"phase": "Succeeded"}})
+        assert not placed(engine, whole("q"), "b")  # by the quota
+    assert woken(engine, clock) == []
+    engine.see_node(reported(node("a", cards("a", 1))))
+    assert woken(engine, clock) == ["q"]
+
+
+def test_who_was_refused_a_moment_before_the_look_is_looked_at_next_time() -> None:
+    engine, clock = one_card(expiry_seconds=5)
+    assert placed(engine, whole("p"))
+    engine.cache.refusals.free()
+    clock.now += 0.9 * REST
+    assert not placed(engine, whole("q"))
+    engine.lose_pod(next(one.uid for one in engine.cache.waiting if one.name == "p"))
+    assert woken(engine, clock, 0.2 * REST) == []
+    assert woken(engine, clock) == ["q"]
+
+
+# --- with claims ---
+
+
+def with_claims(quotas: str = QUOTA, nodes: str = "ab", **options: Any) -> tuple[Engine, Clock]:
+    engine, clock = engine_with(*(node(name, None) for name in nodes), **options)
+    for name in nodes:
+        for one in node_slices(name):
+            engine.see_slice(one)
+    engine.see_quotas({"data": {"quotas": quotas}})
+    return engine, clock
+
+
+def passes(engine: Engine, one: dict[str, Any], *names: str) -> bool:
+    engine.see_pod(one)
+    verdict = engine.filter_claims(one, names or ("a", "b"))
+    return verdict is None or verdict.refusal is None
+
+
+@pytest.mark.parametrize("way", ["claim", "class", "resource", "named resource"])
+def test_who_was_refused_for_what_no_watch_had_shown_is_woken_when_it_has(way: str) -> None:
+    engine, clock = with_claims()
+    gold = device_class("gold", "device.driver == 'nic'", extendedResourceName="example.com/gold")
+    one = user("p", "c") if way in ("claim", "class") else pod("p", None, None)
+    if way == "class":
+        engine.see_claim(claim("c", {"name": "x", "exactly": {"deviceClassName": "gold"}}))
+    elif way != "claim":
+        resource = "example.com/gold" if way == "resource" else "deviceclass.resource.kubernetes.io/gold"
+        one["spec"]["containers"][0]["resources"]["limits"] = {resource: "1"}
+    assert not passes(engine, one)
+    assert woken(engine, clock, 5) == []
+    engine.see_class(device_class("silver"))
+    assert woken(engine, clock, 5) == []
+    if way == "claim":
+        engine.see_claim(claim("c"))
+    else:
+        engine.see_class(gold)
+    assert woken(engine, clock) == ["p"] and passes(engine, one)
+
+
+def test_a_claims_assumption_that_expires_wakes_whom_the_quota_refused() -> None:
+    engine, clock = with_claims(expiry_seconds=5)
+    for name in "cde":
+        engine.see_claim(claim(name))
+    assert passes(engine, user("pc", "c")) and passes(engine, user("pd", "d")) and not passes(engine, user("pe", "e"))
+    clock.now += 6
+    engine.expire()
+    assert woken(engine, clock) == ["pe"]
+
+
+# --- bounds ---
+
+
+def test_a_pod_that_stays_refused_is_woken_less_and_less_often() -> None:
+    engine, clock = one_card()
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 1}"}})
+    one, times = whole("p"), []
+    for second in range(1200):
+        engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 0}"}})
+        assert not placed(engine, one)
+        engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 1}"}})
+        if woken(engine, clock):
+            times.append(second)
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(times) > 3 and all(gap >= least for gap, least in zip(gaps, (10, 20, 40, 80, 160, 300), strict=False))
+
+
+def test_not_more_than_so_many_are_woken_at_once_and_the_rest_a_little_later() -> None:
+    engine, clock = engine_with(node("a", cards("a", 8)))
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cores: 0}"}})
+    for number in range(40):
+        assert not placed(engine, pod(f"p{number}", 1, 1))
+    engine.see_quotas(None)
+    assert [len(woken(engine, clock)) for _ in range(4)] == [16, 16, 8, 0]
+
+
+def test_what_an_event_frees_wakes_nobody() -> None:
+    """kube-scheduler has seen it too."""
+    engine, clock = one_card()
+    one = whole("p")
+    assert placed(engine, one)
+    engine.see_pod(one | {"spec": one["spec"] | {"nodeName": "a"}})
+    assert woken(engine, clock, 5) == [] and not placed(engine, whole("q"))
+    engine.lose_pod(one["metadata"]["uid"])
+    assert woken(engine, clock, 5) == []
+
+
+def test_only_nodes_that_were_offered_count() -> None:
+    engine, clock = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)), expiry_seconds=5)
+    assert placed(engine, whole("p"), "a") and not placed(engine, whole("q"), "a")
+    assert placed(engine, whole("r"), "b")
+    engine.lose_pod(next(one.uid for one in engine.cache.waiting if one.name == "r"))
+    assert woken(engine, clock) == []
+
+
+def test_five_thousand_refused_pods_are_kept_in_bounded_memory() -> None:
+    engine, _ = one_card()
+    for number in range(5000):
+        assert not placed(engine, pod(f"p{number}", 50, 2 * BLOCKS))
+    assert len(engine.cache.refusals._pods) == 4096
+
+
+# --- the write ---
+
+
+def refused_once(api: FakeApi, tmp_path: Path) -> tuple[Waker, Engine, Clock, list[int]]:
+    engine, clock = one_card()
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 0}"}})
+    one = api.put("pods", whole("p")) or api.find("pods", "default/p")
+    assert not placed(engine, one)
+    engine.see_quotas(None)
+    clock.now += REST
+    failures: list[int] = []
+    server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
+    return Waker(server, engine, lambda: failures.append(1), clock), engine, clock, failures
+
+
+def patches(api: FakeApi) -> list[Request]:
+    return [one for one in api.log if one.method == "PATCH"]
+
+
+def test_one_annotation_wakes_a_pod(api: FakeApi, tmp_path: Path) -> None:
+    waker, engine, _, failures = refused_once(api, tmp_path)
+    waker.wake()
+    waker.wake()
+    assert api.find("pods", "default/p")["metadata"]["annotations"][NAMES.retry] and not failures
+    assert b'vcuda_extender_woken_total{reason="QuotaExceeded"} 1.0' in engine.metrics.render()
+
+
+@pytest.mark.parametrize("status", [403, 404, 409, 422, 500])
+def test_a_pod_that_can_not_be_woken_is_not_tried_again_and_again(api: FakeApi, tmp_path: Path, status: int) -> None:
+    waker, engine, clock, failures = refused_once(api, tmp_path)
+    tried: list[str] = []
+
+    def fault(request: Request) -> Fault | None:
+        if request.method != "PATCH":
+            return None
+        tried.append(request.path)
+        return Fault(status)
+
+    api.hook = fault
+    for _ in range(60):
+        clock.now += 1
+        waker.wake()
+    assert len(failures) == len(tried) == (2 if status == 500 else 1)
+    assert b"vcuda_extender_woken_total{" not in engine.metrics.render()
+    clock.now += 300
+    api.hook = lambda _: None
+    waker.wake()
+    assert (b"vcuda_extender_woken_total{" in engine.metrics.render()) is (status in (403, 500))
+
+
+def test_an_api_server_that_is_away_is_asked_again_later(api: FakeApi, tmp_path: Path) -> None:
+    waker, engine, clock, failures = refused_once(api, tmp_path)
+    api.hook = lambda request: Fault(0) if request.method == "PATCH" else None
+    with pytest.raises(KubeError):
+        waker.wake()
+    api.hook = lambda _: None
+    waker.wake()
+    assert failures == [1]
+    clock.now += 31
+    waker.wake()
+    assert b'vcuda_extender_woken_total{reason="QuotaExceeded"} 1.0' in engine.metrics.render()
+
+
+def test_the_program_wakes_a_pod_when_its_quota_is_raised(api: FakeApi, tmp_path: Path) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    quota = {"metadata": {"namespace": "default", "name": "q"}, "data": {"quotas": "- {namespace: default, cards: 0}"}}
+    api.put("configmaps", quota)
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--quotas", "default/q")
+    try:
+        with httpx.Client(base_url=served.url, timeout=20) as client:
+            eventually(lambda: client.get("/readyz").status_code == 200)
+            api.put("pods", whole("p"))
+            body = {"Pod": api.find("pods", "default/p"), "NodeNames": ["a"]}
+            assert not client.post("/scheduler/filter", json=body).json()["NodeNames"]
+            time.sleep(2)
+            assert NAMES.retry not in api.find("pods", "default/p")["metadata"].get("annotations", {})
+            api.put("configmaps", quota | {"data": {"quotas": ""}})
+            eventually(lambda: NAMES.retry in api.find("pods", "default/p")["metadata"].get("annotations", {}))
+            assert client.post("/scheduler/filter", json=body).json()["NodeNames"] == ["a"]
+    finally:
+        served.stop()
