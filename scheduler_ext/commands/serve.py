@@ -20,10 +20,10 @@ from scheduler_ext.settings import MIB, Settings
 from scheduler_ext.state import history
 from scheduler_ext.sync import events, feed, resizes, templates
 from scheduler_ext.sync.api import ApiServer
+from scheduler_ext.sync.backoff import Backoff
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
 from scheduler_ext.sync.followers import Followers
-from scheduler_ext.sync.refused import Refused
 from scheduler_ext.sync.waking import Waker
 from vcuda import addresses
 from vcuda.kube.access import Access
@@ -179,7 +179,7 @@ class _Replica:
             lambda: engine.score_next(_ASKED_EVERY),
             failed=engine.metrics.worker_failures.labels("scoring ahead").inc,
         )
-        self._unanswered = Refused(engine.metrics.worker_failures.labels("resizes").inc)
+        self._answer_backoff = Backoff(engine.metrics.worker_failures.labels("resizes").inc)
         self._answerer = Worker(
             "resizes",
             self._answer,
@@ -193,7 +193,7 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("history").inc,
             pause=history.SECONDS,
         )
-        self._unmade = Refused(engine.metrics.worker_failures.labels("templates").inc)
+        self._template_backoff = Backoff(engine.metrics.worker_failures.labels("templates").inc)
         self._templates = Worker(
             "templates",
             self._keep_templates,
@@ -238,11 +238,11 @@ class _Replica:
 
     def _answer(self) -> None:
         if self._standby_reason() is None:
-            resizes.send(self._api, self._engine, self._unanswered)
+            resizes.send(self._api, self._engine, self._answer_backoff)
 
     def _keep_templates(self) -> None:
         if self._standby_reason() is None:
-            templates.keep(self._api, self._engine, self._unmade)
+            templates.keep(self._api, self._engine, self._template_backoff)
 
     def _wake(self) -> None:
         if self._standby_reason() is None:

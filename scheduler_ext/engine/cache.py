@@ -26,8 +26,8 @@ from scheduler_ext.state.plugins import Plugins
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pod_texts import PodKinds
 from scheduler_ext.state.pods import Gone, Nominations, PodCache
-from scheduler_ext.state.refusals import Refusals
 from scheduler_ext.state.shape import Shape
+from scheduler_ext.state.unschedulable import UnschedulablePods
 from scheduler_ext.state.waiting import WaitingPods
 from vcuda.spec.bookings import Report, Use
 from vcuda.spec.names import Names
@@ -71,8 +71,8 @@ class SchedulerCache:
         self.kinds, self._classes = PodKinds(names), PodClasses(names, policy)
         self.cluster = Cluster()
         self.quotas = Quotas(self.cluster)
-        self.refusals = Refusals(clock)
-        self.pods = PodCache(self.cluster, changed=self.quotas.count, unheard=self.refusals.free)
+        self.unschedulable = UnschedulablePods(clock)
+        self.pods = PodCache(self.cluster, changed=self.quotas.count, unheard=self.unschedulable.free)
         self.scores = Scores()
         self.workload = Workload()
         self.decisions = Decisions()

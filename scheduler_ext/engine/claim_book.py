@@ -19,7 +19,7 @@ from scheduler_ext.state import claims
 from scheduler_ext.state.claims import Given, Key, SeenClaim, SeenSlice
 from scheduler_ext.state.cluster import Cluster, Usage
 from scheduler_ext.state.pods import PodCache, Record, State
-from scheduler_ext.state.refusals import Unseen
+from scheduler_ext.state.unschedulable import Unseen
 from vcuda.spec import device_classes
 from vcuda.spec.device_classes import DeviceClass
 from vcuda.spec.errors import Reason
@@ -56,7 +56,7 @@ class ClaimBook:
         self._cache = cache
         self.cluster = Cluster()
         self.quotas = cache.quotas.beside(self.cluster)
-        self.pods = PodCache(self.cluster, changed=self.quotas.count, unheard=cache.refusals.free)
+        self.pods = PodCache(self.cluster, changed=self.quotas.count, unheard=cache.unschedulable.free)
         cache.quotas.pair(cache.pods, self.quotas, self.pods)
         self._slices: dict[str, SeenSlice] = {}
         self._devices: dict[str, dict[str, Card]] = {}  # by node and name

@@ -33,8 +33,8 @@ from scheduler_ext.state import claims, objects
 from scheduler_ext.state.claims import SeenClaim, Wish
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted, packed
-from scheduler_ext.state.refusals import Needs, Refusal, Unseen
 from scheduler_ext.state.shape import Shape
+from scheduler_ext.state.unschedulable import Needs, Unschedulable, Unseen
 from vcuda.kube.objects import ended
 from vcuda.printable import printable
 from vcuda.quoted import quoted
@@ -68,9 +68,11 @@ class _User:
 
 
 class _Refused:
-    """Refuses a pod, and remembers what may pass; see Refusal."""
+    """Refuses a pod, and remembers what may pass; see Unschedulable."""
 
-    def __init__(self, cache: SchedulerCache, decision: Callable[..., Decision], again: Callable[..., Refusal]) -> None:
+    def __init__(
+        self, cache: SchedulerCache, decision: Callable[..., Decision], again: Callable[..., Unschedulable]
+    ) -> None:
         self._cache, self._decision, self._again = cache, decision, again
 
     def __call__(self, reason: AnyReason, message: str) -> Verdict:
@@ -79,11 +81,11 @@ class _Refused:
 
     def unseen(self, reason: AnyReason, message: str, what: Unseen) -> Verdict:
         if what:
-            self._cache.refusals.put(self._again(reason, Needs.SIGHT, unseen=what))
+            self._cache.unschedulable.put(self._again(reason, Needs.SIGHT, unseen=what))
         return self(reason, message)
 
     def no_room(self, reason: AnyReason, message: str, shape: Shape | None = None) -> Verdict:
-        self._cache.refusals.put(self._again(reason, Needs.ROOM, shape=shape))
+        self._cache.unschedulable.put(self._again(reason, Needs.ROOM, shape=shape))
         return self(reason, message)
 
 
@@ -197,7 +199,7 @@ class Claims:
         return not shown or self._unseen_class(pod)
 
     def _unseen_of(self, pod: Mapping[str, Any]) -> Unseen:
-        """What of that it is; see Refusal."""
+        """What of that it is; see Unschedulable."""
         namespace, book = str(pod["metadata"].get("namespace") or ""), self._book
         named = {("class", one) for one in classes_as_extended(pod)}
         if self._depended_on(pod):
@@ -230,7 +232,7 @@ class Claims:
             Decision, uid, namespace, name, self._cache.wall_clock(), self._cache.cluster.clock, len(names)
         )
 
-        self._cache.refusals.drop(uid)
+        self._cache.unschedulable.drop(uid)
         refused = _Refused(self._cache, decision, partial(self._again, uid, namespace or "default", name, names))
         counted_here = bool(self._book.quotas.of(namespace))
         try:
@@ -295,8 +297,8 @@ class Claims:
     def _again(
         self, uid: str, namespace: str, name: str, names: Sequence[str], reason: AnyReason, needs: Needs, *,
         shape: Shape | None = None, unseen: Unseen = frozenset(),
-    ) -> Refusal:  # fmt: skip
-        return Refusal(
+    ) -> Unschedulable:  # fmt: skip
+        return Unschedulable(
             uid, namespace, name, str(reason), needs, self._cache.clock(), shape,
             packed(self._rows(names), len(self.cluster)), self.cluster.clock, of_claims=True, unseen=unseen,
         )  # fmt: skip

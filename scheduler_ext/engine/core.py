@@ -40,8 +40,8 @@ from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pod_texts import KnownPod, PodTexts
 from scheduler_ext.state.pods import Record, State
-from scheduler_ext.state.refusals import Refusal
 from scheduler_ext.state.shape import Shape
+from scheduler_ext.state.unschedulable import Unschedulable
 from vcuda.spec import device_classes, request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
@@ -505,14 +505,14 @@ class Engine:
         with self._lock:
             self._resizes.written(one)
 
-    def to_wake(self, most: int) -> list[Refusal]:
+    def to_wake(self, most: int) -> list[Unschedulable]:
         """Refused pods whose reason has passed without an API event: kube-scheduler is to look at them again."""
         return self._waking.take(most)
 
-    def not_woken(self, one: Refusal) -> None:
+    def not_woken(self, one: Unschedulable) -> None:
         """One of them could not be, and may be later."""
         with self._lock:
-            self.cache.refusals.not_woken(one)
+            self.cache.unschedulable.not_woken(one)
 
     # --- the templates that pods with claims name ---
 

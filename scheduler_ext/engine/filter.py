@@ -17,7 +17,7 @@ from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
-from scheduler_ext.state import objects, refusals
+from scheduler_ext.state import objects, unschedulable
 from scheduler_ext.state.cluster import Floats, Ints
 from scheduler_ext.state.decisions import Decision, counted, packed
 from scheduler_ext.state.pod_texts import KnownPod
@@ -140,11 +140,11 @@ class Filter:
 
     def _decided(self, one: Decision) -> None:
         self._cache.decisions.add(one)
-        again = refusals.of(one, self._cache.clock()) if one.node is None else None
+        again = unschedulable.of(one, self._cache.clock()) if one.node is None else None
         if again is None:
-            self._cache.refusals.drop(one.uid)
+            self._cache.unschedulable.drop(one.uid)
         else:
-            self._cache.refusals.put(again)
+            self._cache.unschedulable.put(again)
 
     def _choice(
         self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | None

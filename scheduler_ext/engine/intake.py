@@ -68,7 +68,7 @@ class Intake:
             cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
         self._cache.plugins.set_node(seen.name, seen.plugins)
         if not as_before:
-            self._cache.refusals.free()
+            self._cache.unschedulable.free()
         before = self._cache.reports.get(seen.name)
         self._take_report(seen.name, seen.report)
         self._held.look(seen.name, before)
@@ -93,7 +93,7 @@ class Intake:
                 self._distrust(record)
             usage = record.usage._replace(cards=cards, unplaced=False)
             if usage != record.usage:
-                self._cache.refusals.free()
+                self._cache.unschedulable.free()
             pods.put(replace(record, usage=usage, source=Source.MANAGER))
         self._resizes.report(node, report)
 
@@ -132,7 +132,7 @@ class Intake:
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
         """See Engine.see_quotas."""
         self._cache.note("quotas_changed", data=(config_map or {}).get("data"))
-        self._cache.refusals.free()
+        self._cache.unschedulable.free()
         self.synced("quotas")
 
     # --- pods ---
@@ -162,7 +162,7 @@ class Intake:
             self.lose_pod(uid)
         elif node:
             self._cache.ended.pop(uid, None)
-            self._cache.refusals.drop(uid, for_good=True)
+            self._cache.unschedulable.drop(uid, for_good=True)
             self._cache.waiting.drop(uid)
             self._cache.ahead.drop(uid)
             self._see_bound(uid, pod, node)
@@ -352,9 +352,9 @@ class Intake:
         self._cache.inherited.discard(uid)
         self._cache.waiting.drop(uid)
         self._cache.ahead.drop(uid)
-        self._cache.refusals.drop(uid, for_good=True)
+        self._cache.unschedulable.drop(uid, for_good=True)
         if self._cache.ended.pop(uid, None) is not None:  # kube-scheduler saw it end long ago
-            self._cache.refusals.free()
+            self._cache.unschedulable.free()
         self._cache.pods.release(uid)
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)

@@ -18,8 +18,8 @@ from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Cluster
 from scheduler_ext.state.decisions import unpacked
 from scheduler_ext.state.pods import State
-from scheduler_ext.state.refusals import Needs, Refusal
 from scheduler_ext.state.shape import Shape
+from scheduler_ext.state.unschedulable import Needs, Unschedulable
 
 _AT_ONCE = 16  # pods that are looked at for which the lock is held
 _BETWEEN = 0.001  # seconds
@@ -44,29 +44,29 @@ class Waking:
         self._cache, self._lock, self._claim_book = cache, lock, claim_book
         self._books = {False: shares, True: claims}
 
-    def take(self, most: int) -> list[Refusal]:
+    def take(self, most: int) -> list[Unschedulable]:
         """Some of those who would pass now, the oldest first; each counts as woken."""
-        refusals, found = self._cache.refusals, list[Refusal]()
+        pods, found = self._cache.unschedulable, list[Unschedulable]()
         known: dict[Hashable, bool] = {}  # most pods that wait are of a few classes
         with self._lock:
             if self._cache.not_ready() is not None:
                 return []
-            due = refusals.due()
+            due = pods.due()
         for start in range(0, len(due), _AT_ONCE):
             some = due[start : start + _AT_ONCE]
             for shape, of_claims in {(one.shape, one.of_claims) for one in some if one.shape is not None}:
                 self._score(shape, self._books[of_claims])
             with self._lock:
                 for one in some:
-                    if not refusals.current(one) or not self._passes(one, known):
+                    if not pods.current(one) or not self._passes(one, known):
                         continue
-                    if len(found) == most or refusals.rests(one.uid):
-                        refusals.free()  # it is looked at again a little later
+                    if len(found) == most or pods.rests(one.uid):
+                        pods.free()  # it is looked at again a little later
                         continue
-                    refusals.wake(one)
+                    pods.wake(one)
                     found.append(one)
                 if len(found) == most:
-                    refusals.free()  # as are the others
+                    pods.free()  # as are the others
                     break
             time.sleep(_BETWEEN)
         return found
@@ -79,7 +79,7 @@ class Waking:
             if more:
                 time.sleep(_BETWEEN)
 
-    def _passes(self, one: Refusal, known: dict[Hashable, bool]) -> bool:
+    def _passes(self, one: Unschedulable, known: dict[Hashable, bool]) -> bool:
         """Whether what it was refused for is past, as far as that can be told without deciding for it."""
         if one.needs is Needs.CERTAINTY:
             record = self._cache.pods.get(one.uid)
@@ -96,7 +96,7 @@ class Waking:
             known[key] = self._fits(one, one.shape, book)
         return known[key]
 
-    def _fits(self, one: Refusal, shape: Shape, book: Book) -> bool:
+    def _fits(self, one: Unschedulable, shape: Shape, book: Book) -> bool:
         rows = np.arange(len(book.cluster))
         if one.offered is not None:
             rows = unpacked(one.offered)

@@ -6,7 +6,7 @@ import time
 
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.sync.api import ApiServer
-from scheduler_ext.sync.refused import Refused
+from scheduler_ext.sync.backoff import Backoff
 from vcuda.kube.client import STRATEGIC_MERGE
 from vcuda.kube.errors import BadName, KubeError
 from vcuda.kube.objects import path
@@ -16,12 +16,12 @@ from vcuda.spec import resize
 _GONE = (404, 409)
 
 
-def send(api: ApiServer, engine: Engine, refused: Refused) -> None:
+def send(api: ApiServer, engine: Engine, backoff: Backoff) -> None:
     """All that wait, once, but not yet those that were just refused. Raises KubeError where no answer came."""
     waiting = engine.unanswered()
-    refused.keep([one.uid for one in waiting])
+    backoff.keep([one.uid for one in waiting])
     for one in waiting:
-        if not refused.due(one.uid):
+        if not backoff.due(one.uid):
             continue
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         said = resize.condition(one.answer, engine.names, now)
@@ -34,6 +34,6 @@ def send(api: ApiServer, engine: Engine, refused: Refused) -> None:
             pass
         except KubeError as error:
             if error.status not in _GONE:
-                refused.note(one.uid, f"the answer to the resize of pod {one.namespace}/{one.name}", error)
+                backoff.note(one.uid, f"the answer to the resize of pod {one.namespace}/{one.name}", error)
                 continue
         engine.answered(one)

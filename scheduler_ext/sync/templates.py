@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.sync.api import ApiServer
-from scheduler_ext.sync.refused import Refused
+from scheduler_ext.sync.backoff import Backoff
 from vcuda.kube.errors import BadName, KubeError
 from vcuda.kube.objects import path
 
@@ -12,20 +12,20 @@ _KIND = "resourceclaimtemplates"
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
-def keep(api: ApiServer, engine: Engine, refused: Refused) -> None:
+def keep(api: ApiServer, engine: Engine, backoff: Backoff) -> None:
     """Make what pods name, remove what nobody names any more, once, but not yet what was just refused.
 
     After a refusal the rest of that namespace waits for the next call: one that takes nothing (it is going, or gone)
     costs a request each time, however many templates its pods name. Raises KubeError where no answer came.
     """
     missing, unused = engine.missing_templates(), engine.unused_templates()
-    refused.keep(
+    backoff.keep(
         [(one.namespace, one.template.name) for one in missing] + [(one.namespace, one.name) for one in unused]
     )
     closed: set[str] = set()
     for wanted in missing:
         key = wanted.namespace, wanted.template.name
-        if wanted.namespace in closed or not refused.due(key):
+        if wanted.namespace in closed or not backoff.due(key):
             continue
         try:
             made = wanted.template.template(wanted.namespace, engine.names)
@@ -36,10 +36,10 @@ def keep(api: ApiServer, engine: Engine, refused: Refused) -> None:
             if error.status == _CONFLICT:  # the watch shows it soon
                 continue
             closed.add(wanted.namespace)
-            refused.note(key, f"ResourceClaimTemplate {'/'.join(key)}", error)
+            backoff.note(key, f"ResourceClaimTemplate {'/'.join(key)}", error)
     for old in unused:
         key = old.namespace, old.name
-        if old.namespace in closed or not refused.due(key):
+        if old.namespace in closed or not backoff.due(key):
             continue
         body = {"preconditions": {"uid": old.uid, "resourceVersion": old.version}}
         try:
@@ -48,4 +48,4 @@ def keep(api: ApiServer, engine: Engine, refused: Refused) -> None:
             if error.status in (_NOT_FOUND, _CONFLICT):
                 continue
             closed.add(old.namespace)
-            refused.note(key, f"the removal of ResourceClaimTemplate {'/'.join(key)}", error)
+            backoff.note(key, f"the removal of ResourceClaimTemplate {'/'.join(key)}", error)

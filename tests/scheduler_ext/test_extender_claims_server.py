@@ -11,7 +11,7 @@ import pytest
 from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.sync import templates
 from scheduler_ext.sync.api import ApiServer
-from scheduler_ext.sync.refused import Refused
+from scheduler_ext.sync.backoff import Backoff
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_claims import allocated, claim, node_slices, user
 from tests.scheduler_ext.extender_support import FakeApi, eventually, node, plain_pod
@@ -114,8 +114,8 @@ def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
     api.put("pods", names_template("p"))
     eventually(extender.engine.missing_templates)
-    templates.keep(server, extender.engine, Refused())
-    templates.keep(server, extender.engine, Refused())
+    templates.keep(server, extender.engine, Backoff())
+    templates.keep(server, extender.engine, Backoff())
     made = api.find("resourceclaimtemplates", f"default/{NAME}")
     assert made["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["cores"] == "30"
     api.remove("pods", "default/p")
@@ -125,7 +125,7 @@ def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
     now[0] += 599
     assert extender.engine.unused_templates() == []
     now[0] += 2
-    templates.keep(server, extender.engine, Refused())
+    templates.keep(server, extender.engine, Backoff())
     assert not api.store("resourceclaimtemplates").list(None)
 
 
@@ -170,39 +170,39 @@ def test_a_namespace_that_takes_no_template_delays_no_other(
 ) -> None:
     engine, now, failures = start(claims=True).engine, [0.0], []
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
-    refused = Refused(lambda: failures.append(now[0]), lambda: now[0])
+    backoff = Backoff(lambda: failures.append(now[0]), lambda: now[0])
     tried = refusing(api, "dead", status)
     pods = [names_template(f"p{number}", f"vcuda-30c-{number + 1}m") for number in range(3)]
     for pod in pods:
         pod["metadata"]["namespace"] = "dead"
         engine.see_pod(pod)
     engine.see_pod(names_template("q"))
-    templates.keep(server, engine, refused)
+    templates.keep(server, engine, backoff)
     assert api.find("resourceclaimtemplates", f"default/{NAME}") and len(tried) == 1
     for _ in range(5):  # each of its names for itself
-        templates.keep(server, engine, refused)
+        templates.keep(server, engine, backoff)
     assert len(tried) == 3 == len({*tried}) == len(failures)
     for _ in range(3600):
         now[0] += 1.0
-        templates.keep(server, engine, refused)
+        templates.keep(server, engine, backoff)
     assert len(tried) <= 3 * (3600 / (15 if status == 500 else 150) + 10)
     for pod in pods:
         engine.lose_pod(pod["metadata"]["uid"])
-    templates.keep(server, engine, refused)
-    assert not refused._waits
+    templates.keep(server, engine, backoff)
+    assert not backoff._waits
 
 
 def test_a_template_that_got_no_answer_is_not_the_next_one_tried(
     api: FakeApi, start: Callable[..., Running], tmp_path: Any
 ) -> None:
     engine = start(claims=True).engine
-    server, refused = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3), Refused(clock=lambda: 0.0)
+    server, backoff = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3), Backoff(clock=lambda: 0.0)
     refusing(api, "slow", 0)
     pod = names_template("p")
     pod["metadata"]["namespace"] = "slow"
     engine.see_pod(pod)
     engine.see_pod(names_template("q"))
     with pytest.raises(KubeError):
-        templates.keep(server, engine, refused)
-    templates.keep(server, engine, refused)
+        templates.keep(server, engine, backoff)
+    templates.keep(server, engine, backoff)
     assert api.find("resourceclaimtemplates", f"default/{NAME}")

@@ -15,7 +15,7 @@ from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.state.pods import State
-from scheduler_ext.state.refusals import REST
+from scheduler_ext.state.unschedulable import REST
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.waking import Waker
 from tests.scheduler_ext.extender_claims import claim, device_class, node_slices, user
@@ -169,7 +169,7 @@ def test_a_report_that_lets_go_of_a_pod_that_is_no_more_wakes_who_fits_then(how:
 def test_who_was_refused_a_moment_before_the_look_is_looked_at_next_time() -> None:
     engine, clock = one_card(expiry_seconds=5)
     assert placed(engine, whole("p"))
-    engine.cache.refusals.free()
+    engine.cache.unschedulable.free()
     clock.now += 0.9 * REST
     assert not placed(engine, whole("q"))
     engine.lose_pod(next(one.uid for one in engine.cache.waiting if one.name == "p"))
@@ -275,7 +275,7 @@ def test_five_thousand_refused_pods_are_kept_in_bounded_memory() -> None:
     engine, _ = one_card()
     for number in range(5000):
         assert not placed(engine, pod(f"p{number}", 50, 2 * BLOCKS))
-    assert len(engine.cache.refusals._pods) == 4096
+    assert len(engine.cache.unschedulable._pods) == 4096
 
 
 # --- the write ---

@@ -37,7 +37,7 @@ class Needs(enum.Enum):
     CERTAINTY = enum.auto()  # whether a write has taken effect
 
 
-class Refusal(NamedTuple):
+class Unschedulable(NamedTuple):
     """`offered`: rows, as packed bits, of the cluster at its `clock`; None: any. `since`: on our clock.
 
     `shape`: its class; None where room is not counted. `unseen`: claims, classes and resources that nobody had shown.
@@ -56,10 +56,10 @@ class Refusal(NamedTuple):
     unseen: Unseen = frozenset()
 
 
-def of(decision: Decision, now: float) -> Refusal | None:
+def of(decision: Decision, now: float) -> Unschedulable | None:
     """What may pass of a refusal of shares; None: it waits for a change that kube-scheduler sees, too."""
     reason = decision.refusal[0] if decision.refusal is not None else next(iter(decision.counts or ()), "")
-    again = partial(Refusal, decision.uid, decision.namespace, decision.name, str(reason))
+    again = partial(Unschedulable, decision.uid, decision.namespace, decision.name, str(reason))
     if reason is ExtenderReason.BIND_UNCERTAIN:
         return again(Needs.CERTAINTY, now)
     if decision.shape is None or reason is ExtenderReason.GANG_INCOMPLETE:
@@ -74,16 +74,16 @@ class _Woken(NamedTuple):
     until: float  # not again before
 
 
-class Refusals:
+class UnschedulablePods:
     """By UID, the oldest first. Not locked: the engine's lock covers it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._pods: dict[str, Refusal] = {}
+        self._pods: dict[str, Unschedulable] = {}
         self._woken: collections.OrderedDict[str, _Woken] = collections.OrderedDict()
         self._freed = math.inf  # since when something is free that no API object shows
 
-    def put(self, one: Refusal) -> None:
+    def put(self, one: Unschedulable) -> None:
         """In place of what was known of the pod."""
         self._pods.pop(one.uid, None)
         self._pods[one.uid] = one
@@ -101,11 +101,11 @@ class Refusals:
         """Something is free, or allowed, by what kube-scheduler may not see."""
         self._freed = min(self._freed, self._clock())
 
-    def due(self) -> list[Refusal]:
+    def due(self) -> list[Unschedulable]:
         """Who may be woken by now if what it needs is there."""
         now = self._clock()
         room = self._freed + REST <= now
-        found, fresh = list[Refusal](), False
+        found, fresh = list[Unschedulable](), False
         for one in self._pods.values():
             if one.needs is not Needs.ROOM or room:
                 if one.since + REST <= now:
@@ -120,16 +120,16 @@ class Refusals:
         """Whether it was woken too lately to be woken again."""
         return uid in self._woken and self._woken[uid].until > self._clock()
 
-    def current(self, one: Refusal) -> bool:
+    def current(self, one: Unschedulable) -> bool:
         return self._pods.get(one.uid) is one
 
-    def wake(self, one: Refusal) -> None:
+    def wake(self, one: Unschedulable) -> None:
         """It is being woken: until it is refused again there is nothing to do. Each time it rests longer."""
         times = self._woken[one.uid].times if one.uid in self._woken else 0
         del self._pods[one.uid]
         self._rest(one.uid, times + 1, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(times, 30)))
 
-    def not_woken(self, one: Refusal) -> None:
+    def not_woken(self, one: Unschedulable) -> None:
         """The API server did not answer."""
         self._rest(one.uid, self._woken[one.uid].times if one.uid in self._woken else 1, _RETRY)
         self._pods.setdefault(one.uid, one)

@@ -1,4 +1,4 @@
-"""What the API server refused to take, each thing for itself: one that it never takes must not hold up the others."""
+"""When to write again what the API server did not take: one thing that it never takes holds up no other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Wait(NamedTuple):
     until: float
 
 
-class Refused:
+class Backoff:
     """Says which thing may be tried now. `failed` is told of every refusal, for a metric. Not for several threads."""
 
     def __init__(
