@@ -82,6 +82,7 @@ class SchedulerCache:
         self.plugins = Plugins()
         self.history = History()
         self.unsynced = {"nodes", "pods"}  # lists that are not complete yet
+        self.quotas_invalid = False  # what the ConfigMap says now; the last valid ones stay in force
         # By node: what its manager gave each pod, and where that has differed from the bookings here.
         self.reports: dict[str, Report] = {}
         self.differences: dict[str, dict[str, Difference]] = {}

@@ -392,7 +392,12 @@ class Engine:
 
         Raises InvalidQuotas; then the last valid ones stay.
         """
-        counted = quotas.parse(config_map)
+        try:
+            counted = quotas.parse(config_map)
+        except quotas.InvalidQuotas as error:
+            with self._lock:
+                self._intake.refuse_quotas(config_map or {}, str(error))
+            raise
         with self._lock:
             self.cache.quotas.expect(counted)
         more = True
@@ -531,8 +536,8 @@ class Engine:
     def figures(self) -> dict[str, float]:
         """Gauges for the metrics."""
         with self._lock:
-            own = stats.gauges(self.cache.cluster, self.cache.pods) | {"ended_pods_held": len(self.cache.ended)}
-            return own | self._claim_book.figures()
+            own = {"ended_pods_held": len(self.cache.ended), "quotas_invalid": float(self.cache.quotas_invalid)}
+            return stats.gauges(self.cache.cluster, self.cache.pods) | own | self._claim_book.figures()
 
     def use(self, rest: float = _BETWEEN) -> tuple[float, float]:
         """The parts of all usable cards that are allocated, and that are free but of no use to typical pods.

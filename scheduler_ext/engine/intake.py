@@ -16,7 +16,7 @@ from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
-from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
+from scheduler_ext.state.notices import CARD_OVERBOOKED, INVALID_QUOTAS, Notice
 from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.state.pods import ENDED_SECONDS, HELD, Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
@@ -131,9 +131,20 @@ class Intake:
 
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
         """See Engine.see_quotas."""
+        self._cache.quotas_invalid = False
         self._cache.note("quotas_changed", data=(config_map or {}).get("data"))
         self._cache.unschedulable.free()
         self.synced("quotas")
+
+    def refuse_quotas(self, config_map: Mapping[str, Any], problem: str) -> None:
+        """The ConfigMap of quotas can't be understood."""
+        self._cache.quotas_invalid = True
+        never = "quotas" in self._cache.unsynced
+        text = f"{problem}; {'nothing is decided until it is valid' if never else 'the quotas of before stay in force'}"
+        metadata = config_map.get("metadata", {})
+        namespace, name, uid = (str(metadata.get(key, "")) for key in ("namespace", "name", "uid"))
+        _log.warning("ConfigMap %s/%s: %s", namespace, name, text, extra=fields(reason=INVALID_QUOTAS))
+        self._cache.notices.put(Notice("ConfigMap", namespace, name, uid, INVALID_QUOTAS, text))
 
     # --- pods ---
 

@@ -33,6 +33,7 @@ class _Figures(Collector):
                 "Cards on which more is booked than there is: pods were placed past the extender",
             ),
             ("ended_pods_held", "Pods that have ended, booked until their node's manager reports nothing of them"),
+            ("quotas_invalid", "1 while the ConfigMap of quotas can't be understood and the last valid ones hold"),
             ("claim_cards", "Usable cards that nodes offer for claims (--claims)"),
             ("claim_free_cores", "Cores (1/100 card) of those that no claim has, nor is expected to get"),
             ("claims_allocated", "Claims of our class that hold cards (--claims)"),

@@ -166,7 +166,8 @@ class Replay:
         self._present.pop(event["name"], None)
 
     def _quotas_changed(self, event: Event) -> None:
-        self.engine.see_quotas({"data": event["data"]})
+        data = event["data"]
+        self.engine.see_quotas(None if data is None else {"data": data})
 
     def _pod(self, event: Event) -> None:
         uid = event["pod"]["metadata"]["uid"]

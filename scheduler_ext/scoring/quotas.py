@@ -21,6 +21,7 @@ from vcuda.spec.units import CORES_PER_CARD
 KEY = "quotas"  # of the ConfigMap's data
 AMOUNTS = ("cores", "memoryBlocks", "cards")
 _FIELDS = {"namespace", "models", "nodes", *AMOUNTS}
+_LIFTED = f'to lift all quotas delete it, or write {KEY}: "[]"'
 _MOST = 2**40
 _AT_ONCE = 128  # pods that are counted in one hold of the lock; a node's own are never parted
 
@@ -88,15 +89,19 @@ def _quota(position: int, entry: object) -> Quota:
 
 
 def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
-    """Quotas by namespace; none if there is no ConfigMap or it has no such key. Raises InvalidQuotas."""
-    data = (config_map or {}).get("data")
+    """Quotas by namespace; none if there is no ConfigMap. Raises InvalidQuotas: a slip must not lift all of them."""
+    if config_map is None:
+        return {}
+    data = config_map.get("data")
     text = data.get(KEY) if isinstance(data, dict) else None
+    if not isinstance(text, str):
+        raise InvalidQuotas(f"it has no key {KEY} ({_LIFTED})")
     try:
-        entries = yaml.safe_load(text) if isinstance(text, str) else None
+        entries = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InvalidQuotas(f"{KEY} is not YAML: {str(error).splitlines()[0]:.100}") from None
     if entries is None:
-        return {}
+        raise InvalidQuotas(f"{KEY} lists nothing ({_LIFTED})")
     if not isinstance(entries, list):
         raise InvalidQuotas(f"{KEY} is not a list")
     found: dict[str, list[Quota]] = {}

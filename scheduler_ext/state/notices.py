@@ -10,8 +10,9 @@ from typing import NamedTuple
 # Reasons of events.
 BOOKING_DIFFERS = "BookingDiffers"
 CARD_OVERBOOKED = "CardOverbooked"
+INVALID_QUOTAS = "InvalidQuotas"
 RESIZE_REFUSED = "ResizeRefused"
-REASONS = (BOOKING_DIFFERS, CARD_OVERBOOKED, RESIZE_REFUSED)
+REASONS = (BOOKING_DIFFERS, CARD_OVERBOOKED, INVALID_QUOTAS, RESIZE_REFUSED)
 
 _MOST = 1000
 _Key = tuple[str, str, str]
@@ -20,7 +21,7 @@ _Key = tuple[str, str, str]
 class Notice(NamedTuple):
     """An event on an object: a warning, with a reason for programs and a message for people."""
 
-    kind: str  # Pod, Node or ResourceClaim
+    kind: str  # Pod, Node, ResourceClaim or ConfigMap
     namespace: str
     name: str
     uid: str

@@ -53,6 +53,7 @@ BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
     "VcudaWrongPlacement": ({"vcuda_extender_wrong_placements_total": "0x20 1x20"}, "20m", "22m"),
     "VcudaOverbooked": ({"vcuda_extender_overbooked_cards": "0x20 1x20"}, "20m", "23m"),
     "VcudaBookingDiffers": ({"vcuda_extender_booking_differences": "0x20 1x20"}, "24m", "27m"),
+    "VcudaQuotasInvalid": ({"vcuda_extender_quotas_invalid": "0x20 1x20"}, "20m", "23m"),
     "VcudaStaleWatch": (
         {'vcuda_extender_watch_unheard_seconds{node="n",resource="pods"}': "0x20 200x20"},
         "20m",

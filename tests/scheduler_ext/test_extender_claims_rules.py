@@ -18,7 +18,7 @@ from vcuda.spec.errors import Reason
 QUOTA = "- {namespace: default, cores: 60}"
 
 
-def engine_with(*, quotas: str = "", clock: Clock | None = None, nodes: str = "ab") -> Engine:
+def engine_with(*, quotas: str = "[]", clock: Clock | None = None, nodes: str = "ab") -> Engine:
     """Nodes a and b with two cards each for claims; node s has two for shares."""
     made = Engine(NAMES, clock=clock or Clock(), gang_seconds=100)
     for name in nodes:
@@ -100,7 +100,7 @@ def test_a_quota_on_nodes_closes_those_nodes_alone() -> None:
 
 def test_where_a_quota_must_hold_kube_scheduler_is_not_left_to_guess() -> None:
     """Without one all nodes pass where our book sees no room."""
-    for quotas in ("", QUOTA):
+    for quotas in ("[]", QUOTA):
         engine = engine_with(quotas=quotas)
         engine.see_claim(
             allocated(claim("old", ask(cores=100)), *((n, f"GPU-{n}-{i}", 90, 10) for n in "ab" for i in (0, 1)))
@@ -111,7 +111,7 @@ def test_where_a_quota_must_hold_kube_scheduler_is_not_left_to_guess() -> None:
         engine.see_claim(other)
         engine.see_claim(claim("c"))
         verdict = asks(engine, user("p", "c"))
-        if not quotas:
+        if quotas == "[]":
             assert verdict is None
         else:
             assert refusal(verdict)[0] is Reason.INSUFFICIENT_CORES
@@ -144,12 +144,12 @@ def test_a_claim_counts_as_the_most_that_its_alternatives_may_get_until_one_is_g
 
 
 def test_a_claim_that_was_not_seen_passes_no_quota() -> None:
-    for quotas in ("", QUOTA):
+    for quotas in ("[]", QUOTA):
         engine = engine_with(quotas=quotas)
         one = user("p", "c", "unseen")
         engine.see_claim(claim("c"))
         verdict = asks(engine, one)
-        if not quotas:
+        if quotas == "[]":
             assert verdict is not None and verdict.chosen is not None
             continue
         reason, message = refusal(verdict)
@@ -438,3 +438,18 @@ def test_no_claim_is_a_victim_and_a_pod_with_claims_is_proposed_as_it_was() -> N
     urgent["spec"]["priority"] = 10
     answer = engine.preempt(urgent, {"s": Victims(("p",), 0)})
     assert set(answer["s"].uids) == {"p", "full"}
+
+
+def test_a_gang_of_which_some_have_shares_and_some_claims_never_starts() -> None:
+    clock = Clock()
+    engine = engine_with(clock=clock)
+    engine.see_claim(claim("c"))
+    by_claim = user("pc", "c", uid="pc", annotations={NAMES.gang: "g/2"})
+    by_share = pod("ps", 50, 1, uid="ps", annotations={NAMES.gang: "g/2"})
+    engine.see_pod(by_share)
+    assert engine.filter(by_share, ["s"]).chosen == "s" and engine.gang_waits("ps")
+    assert "1 of its 2 pods with claims" in refusal(asks(engine, by_claim))[1]
+    clock.now += 101
+    engine.expire()
+    assert refusal(engine.filter(by_share, ["s"]))[0] is ExtenderReason.GANG_INCOMPLETE
+    assert engine.figures()["reserved"] == 0

@@ -334,13 +334,13 @@ def test_a_class_that_was_not_seen_lets_no_pod_pass_a_quota_that_asks_by_its_res
 
 @pytest.mark.parametrize("resource", ["deviceclass.resource.kubernetes.io/gold", "example.com/gold"])
 def test_a_pod_that_asks_by_a_class_as_an_extended_resource_is_refused_where_a_quota_counts(resource: str) -> None:
-    for quotas in (QUOTA, ""):
+    for quotas in (QUOTA, "[]"):
         engine = engine_with(quotas=quotas)
         engine.see_class(device_class("silver", extendedResourceName="example.com/gold"))
         engine.see_class(device_class("gold", extendedResourceName="example.com/gold"))
         assert engine.asks_as_extended(extended(resource))
         verdict = asks(engine, extended(resource))
-        if not quotas:
+        if quotas == "[]":
             assert verdict is None
             continue
         reason, message = refusal(verdict)
@@ -348,7 +348,7 @@ def test_a_pod_that_asks_by_a_class_as_an_extended_resource_is_refused_where_a_q
         engine.lose_class("gold")
         assert engine.asks_as_extended(extended("example.com/gold"))
         engine.keep_classes([])
-        assert engine.asks_as_extended(extended("example.com/gold")) is bool(quotas)  # as one that was not shown
+        assert engine.asks_as_extended(extended("example.com/gold")) is (quotas == QUOTA)  # as one that was not shown
 
 
 GANG = {"metadata": {"annotations": {NAMES.gang: "g/2"}}}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_ext.engine.bindings import Write
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
@@ -246,6 +247,8 @@ def test_live_from_a_config_map(api: FakeApi, start: Start, tmp_path: Any) -> No
     [
         ("}", "not YAML"),
         ("{}", "not a list"),
+        ("", "quotas lists nothing"),
+        ("# - {namespace: default, cores: 10}", "lists nothing"),
         ("[1]", "no namespace"),
         ("[{namespace: x}]", "limits nothing"),
         ("[{namespace: x, cores: -1}]", "cores is -1"),
@@ -260,3 +263,52 @@ def test_a_malformed_config_map_changes_nothing(text: str, problem: str) -> None
     with pytest.raises(quotas.InvalidQuotas, match=problem):
         engine.see_quotas(config(text))
     assert engine.filter(pod("p", 11, 1), ["a"]).chosen is None
+
+
+@pytest.mark.parametrize("data", [{}, {"data": None}, {"data": {"quota": "[{namespace: default, cores: 10}]"}}])
+def test_a_config_map_without_the_key_lifts_no_quota_and_that_is_told(data: dict[str, Any]) -> None:
+    """A key that was spelt wrong lifted all of them, in silence."""
+    engine = engine_with("[{namespace: default, cores: 10}]", node("a", cards("a", 1)))
+    wrong = {"metadata": {"name": "quotas", "namespace": "default", "uid": "u"}, **data}
+    with pytest.raises(quotas.InvalidQuotas, match="it has no key quotas"):
+        engine.see_quotas(wrong)
+    assert engine.filter(pod("p", 11, 1), ["a"]).chosen is None
+    (said,) = engine.notices()
+    assert (said.kind, said.namespace, said.name, said.uid, said.reason) == (
+        "ConfigMap", "default", "quotas", "u", "InvalidQuotas",
+    )  # fmt: skip
+    assert "the quotas of before stay" in said.message and engine.figures()["quotas_invalid"] == 1
+    engine.see_quotas(config("[]"))
+    assert engine.filter(pod("p", 11, 1), ["a"]).chosen == "a" and engine.figures()["quotas_invalid"] == 0
+
+
+def test_quotas_that_were_never_valid_hold_all_decisions_and_say_why() -> None:
+    engine = Engine(NAMES)
+    engine.expect_quotas()
+    for kind in ("nodes", "pods"):
+        engine.synced(kind)
+    with pytest.raises(quotas.InvalidQuotas):
+        engine.see_quotas({"metadata": {"name": "q", "namespace": "default", "uid": "u"}})
+    assert "quotas" in str(engine.not_ready())
+    assert [one.message for one in engine.notices()] == [
+        'it has no key quotas (to lift all quotas delete it, or write quotas: "[]"); nothing is decided until it is valid'
+    ]
+    engine.see_quotas(None)
+    assert engine.not_ready() is None and engine.figures()["quotas_invalid"] == 0
+
+
+def test_what_filter_has_placed_stays_when_its_quota_is_lowered_before_bind() -> None:
+    engine = engine_with("[{namespace: default, cores: 100}]", node("a", cards("a", 1)))
+    assert engine.filter(pod("p", 60, 1, uid="p"), ["a"]).chosen == "a"
+    engine.see_quotas(config("[{namespace: default, cores: 10}]"))
+    assert isinstance(engine.begin_bind("p", "a"), Write)
+    assert engine.filter(pod("q", 10, 1), ["a"]).chosen is None
+
+
+def test_of_a_gang_whose_quota_is_lowered_nobody_is_bound_but_who_asked_before_gets_a_place() -> None:
+    engine = engine_with("[{namespace: default, cores: 100}]", node("a", cards("a", 1)))
+    first, second = (pod(name, 40, 1, uid=name, annotations={NAMES.gang: "g/2"}) for name in "gh")
+    assert engine.filter(first, ["a"]).chosen == "a"
+    engine.see_quotas(config("[{namespace: default, cores: 10}]"))
+    assert engine.filter(second, ["a"]).chosen is None
+    assert engine.gang_waits("g")

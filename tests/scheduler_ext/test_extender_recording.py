@@ -134,6 +134,16 @@ def test_refused_pods_are_tried_again_when_something_ends(tmp_path: Path) -> Non
     assert outcome.nodes[second["metadata"]["uid"]] == "a" and (outcome.waited, outcome.unplaced) == (1, 0)
 
 
+def test_quotas_that_were_lifted_in_a_recording_are_lifted_in_its_replay(tmp_path: Path) -> None:
+    engine, recorder = recorded(tmp_path / "r")
+    engine.see_node(node("a", cards("a", 1)))
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cards: 0}]"}})
+    engine.see_quotas(None)
+    assert engine.filter(pod("p", 100, None, uid="p"), ["a"]).chosen == "a"
+    recorder.close()
+    assert Replay(replay.read(tmp_path / "r"), Policy.SPREAD).run().nodes == {"p": "a"}
+
+
 def test_pods_bound_past_the_recorded_decisions_stay_where_they_are(tmp_path: Path) -> None:
     engine, recorder = recorded(tmp_path / "r")
     engine.see_node(node("a", cards("a", 1)))

@@ -354,7 +354,7 @@ def test_the_program_wakes_a_pod_when_its_quota_is_raised(api: FakeApi, tmp_path
             assert not client.post("/scheduler/filter", json=body).json()["NodeNames"]
             time.sleep(2)
             assert NAMES.retry not in api.find("pods", "default/p")["metadata"].get("annotations", {})
-            api.put("configmaps", quota | {"data": {"quotas": ""}})
+            api.put("configmaps", quota | {"data": {"quotas": "[]"}})
             eventually(lambda: NAMES.retry in api.find("pods", "default/p")["metadata"].get("annotations", {}))
             assert client.post("/scheduler/filter", json=body).json()["NodeNames"] == ["a"]
     finally:
