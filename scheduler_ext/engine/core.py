@@ -447,11 +447,11 @@ class Engine:
                     break
                 events = self._events
 
-    def lose_pod(self, uid: str) -> None:
-        """The pod is gone, or has ended: nothing of it stays booked."""
+    def lose_pod(self, uid: str, last: Mapping[str, Any] | None = None) -> None:
+        """The pod is gone; `last`: as a watch showed it then. What stays booked is said by Held."""
         with self._lock:
             self._events += 1
-            self._intake.pod_gone(uid)
+            self._intake.pod_gone(uid, last)
             self._claims.lose_pod(uid)
             self._templates.lose_pod(uid)
 

@@ -1,7 +1,8 @@
 """What goes on without a pod: what a node's manager reports, and no pod explains, stays booked there as nobody's.
 
 That is derived whenever a report, a deletion or a list comes, in whatever order; a manager's word counts for its own
-node alone. It counts against no quota.
+node alone. It counts against no quota. Of who is deleted by force no report may have come yet: that one is held for as
+long as it can take.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Held:
         named: Mapping[str, Use] = {} if report is None else report.pods
         here = self._on.get(node, set())
         for uid in [uid for uid in here if not named.get(uid)]:
-            self._let_go(uid, node)
+            # No report has a time: a newer one may have been written before the manager admitted the pod.
+            if report is None or self._cache.gone[uid][node].named:
+                self._let_go(uid, node)
         newer = not here or report != before
         elsewhere = set()
         for uid, use in named.items() if self._begun else ():
@@ -81,8 +84,11 @@ class Held:
         if elsewhere:
             self._elsewhere[node] = elsewhere
 
-    def deleted(self, uid: str, record: Record | None) -> None:
-        """A pod has no object any more. `record`: what was booked for it; a report may be older than that."""
+    def deleted(self, uid: str, record: Record | None, *, by_force: bool = False) -> None:
+        """A pod has no object any more. `record`: what was booked for it; a report may be older than that.
+
+        `by_force`: it had a node, and kubelet has not said that its containers have ended.
+        """
         nodes = [node for node, uids in self._elsewhere.items() if uid in uids]
         if record is not None and record.usage.cards:
             self._deleted[uid] = _Deleted(record.node, f"{record.namespace}/{record.name}", self._cache.clock())
@@ -91,12 +97,16 @@ class Held:
             nodes.append(record.node)
         for node in nodes if self._begun else ():
             self._over.discard((node, uid))
-            use = self._cache.reported(node, uid)
-            if not use:
+            use = self._cache.reported(node, uid) or {}
+            named = bool(use)
+            # No more than give way: no quota bounds how many pods of its owner's come and are deleted at once.
+            may_be = by_force and node in self._cache.reports and len(self._young[0]) < _MOST_GIVING_WAY
+            if not (named or may_be):
                 continue
             if record is not None and record.node == node and record.state not in _NEVER_GIVEN:
                 use = resize.most(use, record.usage.cards)
-            self._hold(uid, node, use)
+            if use:
+                self._hold(uid, node, use, named=named)
 
     def unlisted(self, uids: Collection[str]) -> None:
         """A complete list of pods has come; what is booked is looked at by itself."""
@@ -116,18 +126,19 @@ class Held:
             self._over.add((node, uid))
             self._elsewhere.setdefault(node, set()).add(uid)
 
-    def _hold(self, uid: str, node: str, use: Use) -> None:
+    def _hold(self, uid: str, node: str, use: Use, *, named: bool = True) -> None:
         one = self._cache.gone.setdefault(uid, {}).get(node)
         if one is None:
             known, young = self._deleted.get(uid), self._young[0]
             if known is None or known.node != node:
                 known, young = _Deleted(node, f"(unknown)/{uid}", self._cache.clock()), self._young[1]
-            one = young[held(node, uid)] = Gone(node, uid, known.name, known.since, use)
+            one = young[held(node, uid)] = Gone(node, uid, known.name, known.since, use, named)
             self._cache.gone[uid][node] = one
             self._on.setdefault(node, set()).add(uid)
         elif one.use == use:
+            one.named |= named
             return
-        one.use = use
+        one.use, one.named = use, one.named or named
         self._book(one)
 
     def _book(self, one: Gone) -> None:
@@ -152,7 +163,7 @@ class Held:
     def giving_way(self) -> list[str]:
         """What may, for as long as its manager can be about to let go of it; those first that we saw deleted."""
         limit = self._cache.clock() - GONE_SECONDS
-        young = (key for ones in self._young for key, one in ones.items() if one.since > limit)
+        young = (key for ones in self._young for key, one in ones.items() if one.since > limit or not one.named)
         return list(itertools.islice(young, _MOST_GIVING_WAY))
 
     def give_way(self, key: str) -> None:
@@ -167,13 +178,16 @@ class Held:
         self._gave_way.clear()
 
     def grow_old(self) -> None:
-        """Tell what goes on, and gives way to nobody any more."""
+        """Tell what goes on, and gives way to nobody any more; what no report has named by then never began."""
         limit = self._cache.clock() - GONE_SECONDS
         old: dict[str, list[Gone]] = {}
         for ones in self._young:
             while ones and (one := next(iter(ones.values()))).since <= limit:
                 del ones[held(one.node, one.uid)]
-                old.setdefault(one.node, []).append(one)
+                if one.named:
+                    old.setdefault(one.node, []).append(one)
+                else:
+                    self._let_go(one.uid, one.node)
         for node, gone in old.items():
             for one in gone[:_MOST_TOLD]:
                 known = fields(pod=one.name, uid=one.uid, node=node, uuid=",".join(one.use))

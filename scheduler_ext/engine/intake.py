@@ -374,11 +374,16 @@ class Intake:
         self._preemption.make_room(uid)
         self._gone(uid, DELETED)
 
-    def pod_gone(self, uid: str) -> None:
-        """Its object is gone. Where its node's manager reports it, its processes may go on: see Held."""
+    def pod_gone(self, uid: str, last: Mapping[str, Any] | None = None) -> None:
+        """Its object is gone. Where its node's manager reports it, its processes may go on: see Held.
+
+        `last`: as it was then. Before kubelet takes an object away its status says that the pod has ended; whoever
+        deletes by force does not wait for that.
+        """
         record = self._cache.pods.get(uid)
         self.lose_pod(uid)
-        self._held.deleted(uid, record)
+        by_force = record is not None and last is not None and objects.place(last) == record.node and not ended(last)
+        self._held.deleted(uid, record, by_force=by_force)
 
     def giving_way(self) -> list[Record]:
         """What ended and just deleted pods still have, by their nodes' managers, and lose to who fits nowhere else."""

@@ -47,13 +47,17 @@ class Source(enum.Enum):
 
 @dataclass(slots=True)
 class Gone:
-    """What a node's manager reports of a pod without an object, `since` when on our clock. `name`: NAMESPACE/NAME."""
+    """What a node's manager reports of a pod without an object, `since` when on our clock. `name`: NAMESPACE/NAME.
+
+    `named`: a report has named it; else one may yet.
+    """
 
     node: str
     uid: str
     name: str
     since: float
     use: Use
+    named: bool
 
 
 @dataclass(slots=True)

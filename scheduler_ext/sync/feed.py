@@ -30,7 +30,7 @@ def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
         Handlers(
             "pods",
             engine.see_pod,
-            lambda pod: engine.lose_pod(str(pod["metadata"]["uid"])),
+            lambda pod: engine.lose_pod(str(pod["metadata"]["uid"]), pod),
             lambda uids, since: listed("pods", lambda: engine.keep_pods(uids, since)),
             read=engine.event,
         ),
