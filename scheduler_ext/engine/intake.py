@@ -14,7 +14,7 @@ from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes
-from scheduler_ext.state import objects
+from scheduler_ext.state import objects, unschedulable
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, INVALID_QUOTAS, Notice
 from scheduler_ext.state.pod_texts import KnownPod
@@ -53,6 +53,7 @@ class Intake:
             self._held.begin()
         if not self._cache.unsynced and not self._looked:
             self._looked = True
+            self._cache.unschedulable.free()  # the places of an extender that is gone
             garbage.look_at_all()
 
     # --- nodes and quotas ---
@@ -249,6 +250,9 @@ class Intake:
             return
         asked, shape = wishes
         self._cache.waiting.show(pod, asked)
+        if "pods" in self._cache.unsynced and objects.unschedulable(pod):
+            now = self._cache.clock()
+            self._cache.unschedulable.put(unschedulable.before(uid, asked.namespace, asked.name, shape, now))
         if asked:
             self._gangs.join(asked, shape, shown=True)
         # What an owner edits again and again is scored once here, then when kube-scheduler asks; heavy ones only then.

@@ -84,6 +84,9 @@ class Waking:
         if one.needs is Needs.CERTAINTY:
             record = self._cache.pods.get(one.uid)
             return record is None or record.state not in _UNKNOWN
+        if one.needs is Needs.MEMBERS:
+            gang = self._cache.gangs.of(one.uid)
+            return gang is None or len(gang.members) >= gang.size
         if one.needs is Needs.SIGHT:
             return all(self._claim_book.knows(*thing) for thing in one.unseen)
         if one.shape is None:

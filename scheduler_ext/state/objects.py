@@ -133,6 +133,16 @@ def nomination(pod: Mapping[str, Any]) -> str:
     return str(_mapping(pod.get("status")).get("nominatedNodeName") or "")
 
 
+def unschedulable(pod: Mapping[str, Any]) -> bool:
+    """Whether kube-scheduler has found no place for a pod, and put it aside."""
+    told = _mapping(pod.get("status")).get("conditions")
+    return any(
+        (one.get("type"), one.get("status"), one.get("reason")) == ("PodScheduled", "False", "Unschedulable")
+        for one in (told if isinstance(told, list) else ())
+        if isinstance(one, Mapping)
+    )
+
+
 def priority(pod: Mapping[str, Any]) -> int:
     """Kubernetes' priority of a pod; 0 where the API server has not set one."""
     value = _mapping(pod.get("spec")).get("priority")

@@ -35,6 +35,7 @@ class Needs(enum.Enum):
     ROOM = enum.auto()  # cards, a quota's rest, places that are kept
     SIGHT = enum.auto()  # what our watch had not shown
     CERTAINTY = enum.auto()  # whether a write has taken effect
+    MEMBERS = enum.auto()  # of its gang
 
 
 class Unschedulable(NamedTuple):
@@ -62,11 +63,18 @@ def of(decision: Decision, now: float) -> Unschedulable | None:
     again = partial(Unschedulable, decision.uid, decision.namespace, decision.name, str(reason))
     if reason is ExtenderReason.BIND_UNCERTAIN:
         return again(Needs.CERTAINTY, now)
-    if decision.shape is None or reason is ExtenderReason.GANG_INCOMPLETE:
+    if reason is ExtenderReason.GANG_INCOMPLETE:
+        return again(Needs.MEMBERS, now)
+    if decision.shape is None:
         return None
     # A node that nobody had shown has no row.
     offered = decision.offered if ExtenderReason.UNKNOWN_NODE not in (decision.counts or ()) else None
     return again(Needs.ROOM, now, decision.shape, offered, decision.clock)
+
+
+def before(uid: str, namespace: str, name: str, shape: Shape, now: float) -> Unschedulable:
+    """Of a pod that was refused before we began: nobody knows what for, and which nodes were offered."""
+    return Unschedulable(uid, namespace, name, "RefusedBefore", Needs.ROOM, now, shape)
 
 
 class _Woken(NamedTuple):

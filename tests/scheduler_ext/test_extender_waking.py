@@ -177,6 +177,54 @@ def test_who_was_refused_a_moment_before_the_look_is_looked_at_next_time() -> No
     assert woken(engine, clock) == ["q"]
 
 
+def refused_before(one: dict[str, Any], reason: str = "Unschedulable") -> dict[str, Any]:
+    """As kube-scheduler leaves a pod that it could not place, or that waits for a scheduling gate."""
+    return one | {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": reason}]}}
+
+
+@pytest.mark.parametrize("first", ["nodes", "pods"])
+def test_whom_an_extender_that_is_gone_has_refused_is_woken_once_if_it_fits_now(first: str) -> None:
+    """Nobody knew whom it had refused: they waited five minutes for what its assumptions had held."""
+    clock = Clock()
+    engine = Engine(NAMES, clock=clock, wall_clock=lambda: 1)
+    if first == "nodes":
+        engine.see_node(node("a", cards("a", 1)))
+        engine.synced("nodes")
+    waits = [refused_before(whole("p")), refused_before(pod("huge", 50, 2 * BLOCKS)), whole("new")]
+    others = [refused_before(whole("gated"), "SchedulingGated"), refused_before(pod("no share", None, None))]
+    for one in (*waits, *others):
+        engine.see_pod(one)
+    engine.synced("pods")
+    if first == "pods":
+        engine.see_node(node("a", cards("a", 1)))
+        engine.synced("nodes")
+    assert woken(engine, clock) == ["p"]
+    engine.see_pod(refused_before(whole("later")))
+    for _ in range(3):
+        engine.see_node(node("a", cards("a", 2)))
+        engine.see_node(node("a", cards("a", 1)))
+        assert woken(engine, clock, 400) == []
+
+
+def test_a_gang_that_was_refused_while_members_lacked_is_woken_when_the_last_one_comes() -> None:
+    engine, clock = engine_with(node("a", cards("a", 3)), gang_seconds=5)
+    members = [whole(name, annotations={NAMES.gang: "g/3"}) for name in "gh"]
+    assert placed(engine, members[0])
+    clock.now += 6
+    engine.expire()
+    for one in members:
+        assert not placed(engine, one)
+    assert woken(engine, clock, 20) == []
+    last = whole("i", annotations={NAMES.gang: "g/3"})
+    engine.see_pod(last)
+    assert woken(engine, clock) == ["g", "h"]
+    engine.see_node(node("a", cards("a", 2)))
+    assert not placed(engine, members[0]) and woken(engine, clock, 100) == ["g"], "by itself it has room"
+    engine.see_node(node("a", cards("a", 3)))
+    assert placed(engine, members[0]) and placed(engine, members[1]) and placed(engine, last)
+    assert woken(engine, clock, 100) == []
+
+
 # --- with claims ---
 
 
