@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from kube_system import CARDS, System, share_pod
 from kubelab import eventually
 
+from vcuda.spec.names import Names
+
+NAMES = Names()
 CLASSES = {"vcuda-test-low": 10, "vcuda-test-high": 1000}
 
 
@@ -80,3 +84,65 @@ def test_a_gang_starts_together_or_not_at_all(system: System, client_image: str,
     pods(member(2))
     eventually("all three run", lambda: Counter(system.phases("app=gang").values())["Running"] == 3, 120, every=1.0)
     evidence("gang of 3: nothing ran before the third pod came, then all three")
+
+
+def _restarted(system: System, *more: str) -> None:
+    system.kill("extender")
+    system.start_extender(*more)
+
+
+def test_a_gang_whose_last_member_comes_after_its_deadline_starts_within_seconds(
+    system: System, client_image: str, pods: Any, evidence: Any
+) -> None:
+    """Created alone it makes kube-scheduler look at nobody; its own Bind did, which had to fail first: 5.7 s."""
+    _restarted(system, "--gang-seconds", "4")
+    members = [
+        share_pod(f"late-{number}", client_image, 100, 1, labels={"app": "late"}, annotations={NAMES.gang: "late/3"})
+        for number in range(3)
+    ]
+    pods(*members[:2])
+    eventually(
+        "both are refused before all exist",
+        lambda: json.dumps(system.lab.get("pods", "-l", "app=late")).count("nothing is reserved before all exist") == 2,
+        90,
+    )
+    time.sleep(10)  # kube-scheduler has put them aside
+    began = time.monotonic()
+    pods(members[2])
+    eventually("all three run", lambda: Counter(system.phases("app=late").values())["Running"] == 3, 60, every=0.2)
+    seconds = time.monotonic() - began
+    retried = [NAMES.retry in system.pod(f"late-{number}")["metadata"]["annotations"] for number in range(3)]
+    evidence(f"the gang runs {seconds:.1f} s after its last member came")
+    assert retried == [True, True, False], "who has just come needs none"
+    _restarted(system)
+
+
+def test_whom_a_killed_extender_had_refused_is_woken_by_the_next_one(
+    system: System, client_image: str, pods: Any, evidence: Any
+) -> None:
+    """Its quota was raised while no extender was there: kube-scheduler watches no ConfigMap."""
+
+    def limit(cores: int) -> None:
+        system.lab.apply(
+            {
+                "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "default", "name": "restart-quotas"},
+                "data": {"quotas": f"[{{namespace: default, cores: {cores}}}]"},
+            }
+        )  # fmt: skip
+
+    limit(10)
+    _restarted(system, "--quotas", "default/restart-quotas")
+    pods(share_pod("refused", client_image, 20, 1))
+    eventually(
+        "it is refused", lambda: "QuotaExceeded" in system.lab.kubectl("describe", "pod", "refused", check=False), 60
+    )
+    time.sleep(10)  # kube-scheduler has put it aside
+    system.kill("extender")
+    limit(20)
+    system.start_extender("--quotas", "default/restart-quotas")
+    began = time.monotonic()
+    system.wait_phase("refused", "Running", seconds=90)
+    evidence(f"it runs {time.monotonic() - began:.1f} s after the next extender was ready")
+    assert NAMES.retry in system.pod("refused")["metadata"]["annotations"]
+    _restarted(system)
+    system.lab.kubectl("delete", "configmap", "restart-quotas")
