@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -86,16 +86,23 @@ def test_a_gang_starts_together_or_not_at_all(system: System, client_image: str,
     evidence("gang of 3: nothing ran before the third pod came, then all three")
 
 
-def _restarted(system: System, *more: str) -> None:
-    system.kill("extender")
-    system.start_extender(*more)
+@pytest.fixture
+def restart(system: System) -> Iterator[Callable[..., None]]:
+    """kill -9, and another one with these settings beside the usual ones; afterwards one with the usual ones alone."""
+
+    def again(*more: str) -> None:
+        system.kill("extender")
+        system.start_extender(*more)
+
+    yield again
+    again()
 
 
 def test_a_gang_whose_last_member_comes_after_its_deadline_starts_within_seconds(
-    system: System, client_image: str, pods: Any, evidence: Any
+    system: System, client_image: str, pods: Any, restart: Callable[..., None], evidence: Any
 ) -> None:
     """Created alone it makes kube-scheduler look at nobody; its own Bind did, which had to fail first: 5.7 s."""
-    _restarted(system, "--gang-seconds", "4")
+    restart("--gang-seconds", "4")
     members = [
         share_pod(f"late-{number}", client_image, 100, 1, labels={"app": "late"}, annotations={NAMES.gang: "late/3"})
         for number in range(3)
@@ -114,11 +121,10 @@ def test_a_gang_whose_last_member_comes_after_its_deadline_starts_within_seconds
     retried = [NAMES.retry in system.pod(f"late-{number}")["metadata"]["annotations"] for number in range(3)]
     evidence(f"the gang runs {seconds:.1f} s after its last member came")
     assert retried == [True, True, False], "who has just come needs none"
-    _restarted(system)
 
 
 def test_whom_a_killed_extender_had_refused_is_woken_by_the_next_one(
-    system: System, client_image: str, pods: Any, evidence: Any
+    system: System, client_image: str, pods: Any, restart: Callable[..., None], evidence: Any
 ) -> None:
     """Its quota was raised while no extender was there: kube-scheduler watches no ConfigMap."""
 
@@ -131,7 +137,7 @@ def test_whom_a_killed_extender_had_refused_is_woken_by_the_next_one(
         )  # fmt: skip
 
     limit(10)
-    _restarted(system, "--quotas", "default/restart-quotas")
+    restart("--quotas", "default/restart-quotas")
     pods(share_pod("refused", client_image, 20, 1))
     eventually(
         "it is refused", lambda: "QuotaExceeded" in system.lab.kubectl("describe", "pod", "refused", check=False), 60
@@ -144,5 +150,4 @@ def test_whom_a_killed_extender_had_refused_is_woken_by_the_next_one(
     system.wait_phase("refused", "Running", seconds=90)
     evidence(f"it runs {time.monotonic() - began:.1f} s after the next extender was ready")
     assert NAMES.retry in system.pod("refused")["metadata"]["annotations"]
-    _restarted(system)
     system.lab.kubectl("delete", "configmap", "restart-quotas")
