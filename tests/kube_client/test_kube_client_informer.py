@@ -285,7 +285,8 @@ def test_a_malformed_object_is_skipped_and_a_handlers_other_failures_are_the_wor
     assert ("seen", "b") in seen and failed == [1] and "nodes: an object was skipped" in caplog.text
 
 
-def test_stopping_wakes_an_informer_that_waits_for_its_server() -> None:
+@pytest.mark.parametrize("when", ["while it waits", "while it asks for the watch"])
+def test_stopping_wakes_an_informer_that_waits_for_its_server(when: str) -> None:
     closed = threading.Event()
 
     class Waiting(Server):
@@ -297,11 +298,18 @@ def test_stopping_wakes_an_informer_that_waits_for_its_server() -> None:
         def close(self) -> None:
             closed.set()
 
+        def watch(self, *args: Any, **named: Any) -> Any:
+            found = super().watch(*args, **named)
+            if when != "while it waits":
+                one.stop()  # there is nothing to close yet: it waited for 90 s
+            return found
+
     server = Waiting()
     one, _ = informer(server)
     one.start()
     eventually(lambda: server.watched_from)
     assert one.unheard_seconds() < 5
-    one.stop()
+    if when == "while it waits":
+        one.stop()
     one.worker.join(5)
     assert not one.worker._thread.is_alive() and one.worker.failures == 0

@@ -162,6 +162,8 @@ class Informer:
             silence=self._silence,
         )
         self.cut = False
+        if self.worker.stopped:  # `stop` may have found nothing to close
+            self._stream.close()
         try:
             self._follow_stream(self._stream, self._line)
         finally:
