@@ -130,7 +130,9 @@ def test_a_restored_etcd_is_believed(api: FakeApi, tmp_path: Path) -> None:
     informers = [feed.informer(server, engine, how, longest_wait=0.05) for how in feed.handlers(engine)]
     for one in informers:
         one.start()
-    eventually(lambda: free(engine) == 100)
+    eventually(
+        lambda: free(engine) == 100 and all(one._stream for one in informers)
+    )  # before the first nothing is asked
     assert engine.filter(waiting, ["a"]).chosen == "a"
     write = engine.begin_bind("p", "a")
     assert isinstance(write, Write)
