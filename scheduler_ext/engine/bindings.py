@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.filter import Filter
+from scheduler_ext.engine.held import Held
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, AnyReason, ExtenderReason
 from scheduler_ext.state.pods import State
 from vcuda.printable import told
@@ -42,8 +43,8 @@ class AlreadyBound:
 class Bindings:
     """What the binder asks and tells."""
 
-    def __init__(self, cache: SchedulerCache, chooser: Chooser, deciding: Filter) -> None:
-        self._cache, self._chooser, self._filter = cache, chooser, deciding
+    def __init__(self, cache: SchedulerCache, chooser: Chooser, deciding: Filter, held: Held) -> None:
+        self._cache, self._chooser, self._filter, self._held = cache, chooser, deciding, held
 
     def begin(self, uid: str, node: str) -> Write | AlreadyBound | Refused | None:
         """See Engine.begin_bind."""
@@ -102,9 +103,10 @@ class Bindings:
             return
         if outcome is None:
             self._cache.pods.release(uid)
-            return
-        record.attempted = record.attempted or outcome is State.ASSUMED
-        self._cache.pods.move(record, outcome, self._cache.clock())
+        else:
+            record.attempted = record.attempted or outcome is State.ASSUMED
+            self._cache.pods.move(record, outcome, self._cache.clock())
+        self._held.left(record)
 
     def bound_to(self, uid: str) -> str | None:
         record = self._cache.pods.get(uid)

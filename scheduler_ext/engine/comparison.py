@@ -124,7 +124,7 @@ class Comparison:
             if one:
                 found[uid] = f"{said}, booked is {_said(one.use) or 'nothing'}"
             elif node in self._cache.gone.get(uid, ()):
-                found[uid] = f"{said} for {what} {uid}, which is gone: that stays booked"
+                found[uid] = f"{said} for {what} {uid}, which is not bound there: that stays booked"
             else:
                 found[uid] = f"{said} for {what} {uid}, which holds nothing here"
         return found

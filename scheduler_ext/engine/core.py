@@ -92,7 +92,7 @@ class Engine:
         held = Held(cache)
         self._intake = Intake(cache, self._gangs, self._preemption, self._resizes, held)
         self._filter = Filter(cache, chooser, self._gangs, self._intake, held)
-        self._bindings = Bindings(cache, chooser, self._filter)
+        self._bindings = Bindings(cache, chooser, self._filter, held)
         self.metrics.watch_figures(self.figures)
 
     # --- kube-scheduler's verbs ---

@@ -1,5 +1,8 @@
 """What goes on without a pod: what a node's manager reports, and no pod explains, stays booked there as nobody's.
 
+Only a pod that is booked on that node explains it: by our own write, or by its binding. One that waits or is elsewhere,
+as far as we know, may run there all the same: a Binding is carried out late, or the API server went back.
+
 That is derived whenever a report, a deletion or a list comes, in whatever order; a manager's word counts for its own
 node alone. It counts against no quota. Of who is deleted by force no report may have come yet: that one is held for as
 long as it can take.
@@ -45,12 +48,11 @@ class Held:
         self._cache = cache
         self._begun = False
         self._on: dict[str, set[str]] = {}  # by node: what is held there
-        # By node: whom its report names that has nothing booked there: who waits, is elsewhere, or is `over`.
-        self._elsewhere: dict[str, set[str]] = {}
-        self._over: set[tuple[str, str]] = set()  # node and UID: ended, and free though the report still names it
+        self._over: dict[str, set[str]] = {}  # by node: who has ended, and is free though its report still names it
         self._deleted: collections.OrderedDict[str, _Deleted] = collections.OrderedDict()
-        # Just deleted: those that we saw, and what only a report says, which may make up any number.
-        self._young: tuple[dict[str, Gone], dict[str, Gone]] = {}, {}
+        # Held for less than ten seconds: those whose deletion we saw; what only a report says, which may make up any
+        # number; pods that we know not to be there, whose end nobody waits for: these give way to nobody.
+        self._young: tuple[dict[str, Gone], dict[str, Gone], dict[str, Gone]] = {}, {}, {}
         self._gave_way: dict[str, Gone] = {}  # and are not booked until the newcomer is
 
     def begin(self) -> None:
@@ -70,68 +72,75 @@ class Held:
             if report is None or self._cache.gone[uid][node].named:
                 self._let_go(uid, node)
         newer = not here or report != before
-        elsewhere = set()
+        if over := self._over.pop(node, set()) & named.keys():
+            self._over[node] = over
         for uid, use in named.items() if self._begun else ():
-            record = self._cache.pods.get(uid)
-            if not use or (record is not None and record.node == node):
-                continue
-            if record is not None or uid in self._cache.waiting or (node, uid) in self._over:
-                elsewhere.add(uid)
-            elif newer or uid not in here:
+            if use and (newer or uid not in here) and uid not in over and not self._explained(node, uid):
                 self._hold(uid, node, use)
-        for uid in self._elsewhere.pop(node, set()) - elsewhere:
-            self._over.discard((node, uid))
-        if elsewhere:
-            self._elsewhere[node] = elsewhere
+
+    def _explained(self, node: str, uid: str) -> bool:
+        record = self._cache.pods.get(uid)
+        return record is not None and record.node == node and record.state not in _NEVER_GIVEN
 
     def deleted(self, uid: str, record: Record | None, *, by_force: bool = False) -> None:
         """A pod has no object any more. `record`: what was booked for it; a report may be older than that.
 
         `by_force`: it had a node, and kubelet has not said that its containers have ended.
         """
-        nodes = [node for node, uids in self._elsewhere.items() if uid in uids]
+        nodes = [node for node, uids in self._over.items() if uid in uids]
         if record is not None and record.usage.cards:
             self._deleted[uid] = _Deleted(record.node, f"{record.namespace}/{record.name}", self._cache.clock())
             if len(self._deleted) > _MOST_DELETED:
                 self._deleted.popitem(last=False)
             nodes.append(record.node)
         for node in nodes if self._begun else ():
-            self._over.discard((node, uid))
+            self._over.get(node, set()).discard(uid)
             use = self._cache.reported(node, uid) or {}
-            named = bool(use)
             # No more than give way: no quota bounds how many pods of its owner's come and are deleted at once.
             may_be = by_force and node in self._cache.reports and len(self._young[0]) < _MOST_GIVING_WAY
-            if not (named or may_be):
-                continue
-            if record is not None and record.node == node and record.state not in _NEVER_GIVEN:
-                use = resize.most(use, record.usage.cards)
-            if use:
-                self._hold(uid, node, use, named=named)
+            if (use or may_be) and (most := self._most(use, node, record)):
+                self._hold(uid, node, most, named=bool(use))
+
+    def _most(self, use: Use, node: str, record: Record | None) -> Use:
+        """What a pod has on a node by its report and by its booking, of which either may be the older."""
+        if record is None or record.node != node or record.state in _NEVER_GIVEN:
+            return use
+        return resize.most(use, record.usage.cards)
+
+    def left(self, record: Record) -> None:
+        """A pod is not booked any more as it was."""
+        node, uid = record.node, record.uid
+        use = self._cache.reported(node, uid)
+        if use and self._begun and uid not in self._over.get(node, ()) and not self._explained(node, uid):
+            self._hold(uid, node, self._most(use, node, record), record=record)
 
     def unlisted(self, uids: Collection[str]) -> None:
         """A complete list of pods has come; what is booked is looked at by itself."""
-        for uid in set().union(*self._elsewhere.values()).difference(uids):
+        for uid in set().union(*self._over.values()).difference(uids):
             if self._cache.pods.get(uid) is None:
                 self.deleted(uid, None)
 
-    def seen(self, uid: str) -> None:
-        """The pod lives: the API server went back, or shows it later than its node's manager does."""
-        for node in list(self._cache.gone.get(uid, ())):
+    def seen(self, uid: str, node: str) -> None:
+        """The API server shows the pod on this node: it went back, or is later than the node's manager."""
+        self._deleted.pop(uid, None)
+        self._over.get(node, set()).discard(uid)
+        if node in self._cache.gone.get(uid, ()):
             self._let_go(uid, node)
-            self._elsewhere.setdefault(node, set()).add(uid)
 
     def over(self, uid: str, node: str) -> None:
         """A pod has ended, and is free though its manager has not let go: until that says so, or its object goes."""
         if self._cache.reported(node, uid):
-            self._over.add((node, uid))
-            self._elsewhere.setdefault(node, set()).add(uid)
+            self._over.setdefault(node, set()).add(uid)
 
-    def _hold(self, uid: str, node: str, use: Use, *, named: bool = True) -> None:
+    def _hold(self, uid: str, node: str, use: Use, *, named: bool = True, record: Record | None = None) -> None:
+        """`record`: what was booked for it until now."""
         one = self._cache.gone.setdefault(uid, {}).get(node)
         if one is None:
             known, young = self._deleted.get(uid), self._young[0]
             if known is None or known.node != node:
-                known, young = _Deleted(node, f"(unknown)/{uid}", self._cache.clock()), self._young[1]
+                pod = record or self._cache.pods.get(uid) or self._cache.waiting.get(uid)
+                name = f"{pod.namespace}/{pod.name}" if pod is not None else f"(unknown)/{uid}"
+                known, young = _Deleted(node, name, self._cache.clock()), self._young[1 if pod is None else 2]
             one = young[held(node, uid)] = Gone(node, uid, known.name, known.since, use, named)
             self._cache.gone[uid][node] = one
             self._on.setdefault(node, set()).add(uid)
@@ -144,7 +153,7 @@ class Held:
     def _book(self, one: Gone) -> None:
         usage = Usage(dict(one.use))
         uid, now = held(one.node, one.uid), self._cache.clock()
-        self._cache.pods.put(Record(uid, "(deleted)", one.name, one.node, usage, State.RESERVED, now))
+        self._cache.pods.put(Record(uid, "(held)", one.name, one.node, usage, State.RESERVED, now))
 
     def _let_go(self, uid: str, node: str) -> None:
         nodes, key = self._cache.gone[uid], held(node, uid)
@@ -163,7 +172,7 @@ class Held:
     def giving_way(self) -> list[str]:
         """What may, for as long as its manager can be about to let go of it; those first that we saw deleted."""
         limit = self._cache.clock() - GONE_SECONDS
-        young = (key for ones in self._young for key, one in ones.items() if one.since > limit or not one.named)
+        young = (key for ones in self._young[:2] for key, one in ones.items() if one.since > limit or not one.named)
         return list(itertools.islice(young, _MOST_GIVING_WAY))
 
     def give_way(self, key: str) -> None:
@@ -180,21 +189,20 @@ class Held:
     def grow_old(self) -> None:
         """Tell what goes on, and gives way to nobody any more; what no report has named by then never began."""
         limit = self._cache.clock() - GONE_SECONDS
-        old: dict[str, list[Gone]] = {}
-        for ones in self._young:
+        old: dict[str, list[tuple[Gone, str]]] = {}
+        for ones, what in zip(self._young, ("was deleted", "was deleted", "is not bound there"), strict=True):
             while ones and (one := next(iter(ones.values()))).since <= limit:
                 del ones[held(one.node, one.uid)]
                 if one.named:
-                    old.setdefault(one.node, []).append(one)
+                    old.setdefault(one.node, []).append((one, what))
                 else:
                     self._let_go(one.uid, one.node)
         for node, gone in old.items():
-            for one in gone[:_MOST_TOLD]:
-                known = fields(pod=one.name, uid=one.uid, node=node, uuid=",".join(one.use))
+            for one, what in gone[:_MOST_TOLD]:
                 _log.warning(
-                    "pod %s was deleted, and gpu-manager of node %s says that its processes go on: what it holds stays "
-                    "booked until they end",
-                    one.name, node, extra=known,
+                    "pod %s %s, and gpu-manager of node %s says that its processes go on: what it holds stays booked "
+                    "until they end",
+                    one.name, what, node, extra=fields(pod=one.name, uid=one.uid, node=node, uuid=",".join(one.use)),
                 )  # fmt: skip
             if (more := len(gone) - _MOST_TOLD) > 0:
                 _log.warning("gpu-manager of node %s says the same of %d more", node, more, extra=fields(node=node))

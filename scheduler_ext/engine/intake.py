@@ -164,8 +164,8 @@ class Intake:
     def see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> str:
         """See Engine.see_pod."""
         uid, node = objects.uid(pod), objects.place(pod)
-        if not ended(pod):
-            self._held.seen(uid)
+        if node and not ended(pod):
+            self._held.seen(uid, node)
         if ended(pod) and self._still_given(uid, node):
             self._cache.ended.setdefault(uid, self._cache.clock())
             if len(self._cache.ended) > _MOST_ENDED:
@@ -269,6 +269,7 @@ class Intake:
             record.namespace, record.name, record.node,
         )  # fmt: skip
         self._cache.pods.release(record.uid)
+        self._held.left(record)
 
     def _see_bound(self, uid: str, pod: Mapping[str, Any], node: str) -> None:
         cache = self._cache
@@ -318,6 +319,8 @@ class Intake:
                     movable=movable, source=source, runs=runs,
                 )
             )  # fmt: skip
+        if old is not None and old.node != node:
+            self._held.left(old)
         if source is not Source.BIND and "pods" not in cache.unsynced:
             self._tell_overbooked(uid, metadata, node, usage)
         cache.nominations.forget(uid)
@@ -370,7 +373,8 @@ class Intake:
         self._cache.unschedulable.drop(uid, for_good=True)
         if self._cache.ended.pop(uid, None) is not None:  # kube-scheduler saw it end long ago
             self._cache.unschedulable.free()
-        self._cache.pods.release(uid)
+        if (record := self._cache.pods.release(uid)) is not None:
+            self._held.left(record)
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)
         self._resizes.forget(uid)
@@ -385,9 +389,9 @@ class Intake:
         deletes by force does not wait for that.
         """
         record = self._cache.pods.get(uid)
-        self.lose_pod(uid)
         by_force = record is not None and last is not None and objects.place(last) == record.node and not ended(last)
         self._held.deleted(uid, record, by_force=by_force)
+        self.lose_pod(uid)
 
     def giving_way(self) -> list[Record]:
         """What ended and just deleted pods still have, by their nodes' managers, and lose to who fits nowhere else."""
@@ -403,10 +407,9 @@ class Intake:
 
     def _give_up(self, uid: str) -> None:
         """A pod has ended, and its place is free without its manager's word."""
-        record = self._cache.pods.get(uid)
-        self.lose_pod(uid)
-        if record is not None:
+        if (record := self._cache.pods.get(uid)) is not None:
             self._held.over(uid, record.node)
+        self.lose_pod(uid)
 
     def keep_waiting(self, uids: Collection[str], listed_since: float) -> None:
         """See Engine.keep_pods: all but the bookings of pods that are not listed."""

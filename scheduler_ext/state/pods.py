@@ -47,9 +47,9 @@ class Source(enum.Enum):
 
 @dataclass(slots=True)
 class Gone:
-    """What a node's manager reports of a pod without an object, `since` when on our clock. `name`: NAMESPACE/NAME.
+    """What a node's manager reports of a pod that is not booked there, `since` when on our clock.
 
-    `named`: a report has named it; else one may yet.
+    `name`: NAMESPACE/NAME. `named`: a report has named it; else one may yet.
     """
 
     node: str

@@ -69,6 +69,9 @@ class WaitingPods:
         for uid in [uid for uid in self._pods if uid not in uids]:
             del self._pods[uid]
 
+    def get(self, uid: str) -> WaitingPod | None:
+        return self._pods.get(uid)
+
     def __contains__(self, uid: str) -> bool:
         return uid in self._pods
 

@@ -159,7 +159,7 @@ def test_what_goes_on_after_a_deletion_by_force_is_nobody_elses(gone: str, caplo
     newcomer = pod("q", 30, 1, uid="q")
     assert engine.filter(newcomer, ["a"]).chosen is None
     found = explain.explanation(engine.evidence(uid="q"))
-    assert found is not None and "when pod (deleted)/default/p ends" in found["would_fit"][-1]["text"]
+    assert found is not None and "when pod (held)/default/p ends" in found["would_fit"][-1]["text"]
     engine.see_node(node("b", cards("b", 1)))
     assert engine.filter(newcomer, ["a", "b"]).chosen == "b", "no quota counts what is deleted"
     newcomer["spec"]["priority"] = 10
