@@ -87,7 +87,7 @@ class SchedulerCache:
         self.reports: dict[str, Report] = {}
         self.differences: dict[str, dict[str, Difference]] = {}
         # By UID: pods that have ended by what their status says, while their node's manager reports their shares, since
-        # when on our clock. They stay booked; see Intake.
+        # when on our clock: their end, or its last new report. They stay booked; see Intake.
         self.ended: dict[str, float] = {}
         self.gone: dict[str, dict[str, Gone]] = {}  # by UID and node: what goes on there without a pod; see Held
         self.resizing: dict[str, Use] = {}  # by UID: what was granted, until the node's manager reports it

@@ -83,8 +83,12 @@ class Intake:
             self._cache.reports.pop(node, None)
             self._lose_ended(node)
             return
-        self._cache.reports[node] = report
+        before, self._cache.reports[node] = self._cache.reports.get(node), report
         self._lose_ended(node, report.pods)
+        if report != before:  # its manager is alive, and says that they go on
+            for uid in self._cache.ended.keys() & report.pods.keys():
+                if (record := pods.get(uid)) is not None and record.node == node:
+                    self._cache.ended[uid] = self._cache.clock()
         for uid, use in report.pods.items():
             record = pods.get(uid)
             if record is None or record.node != node or record.source is not Source.ANNOTATION:
@@ -470,8 +474,8 @@ class Intake:
             if (record := self._cache.pods.get(uid)) is not None:
                 self._cache.metrics.ended_unconfirmed.inc()
                 _log.warning(
-                    "pod %s/%s has ended, and gpu-manager of node %s has not let go of its share within %d s: it is "
-                    "free here now; see whether that manager runs",
+                    "pod %s/%s has ended, and gpu-manager of node %s has neither let go of its share nor said anything "
+                    "new within %d s: it is free here now; see whether that manager runs",
                     record.namespace, record.name, record.node, ENDED_SECONDS,
                     extra=fields(pod=f"{record.namespace}/{record.name}", uid=uid, node=record.node),
                 )  # fmt: skip

@@ -258,3 +258,17 @@ def test_what_is_held_for_a_pod_that_is_gone_is_free_with_its_managers_word(soon
     later(engine, clock)
     assert engine.cache.gone == {} and engine.overbooked() == [] and not engine.holds("held:a/p")
     assert free(engine) == (100 if engine.holds("p") else 200 if "a" in engine.cache.cluster.index else 0)
+
+
+def test_a_manager_that_reports_anew_is_not_dead_and_what_it_names_stays_booked() -> None:
+    """It was free after a minute, whatever its manager said by then: 200 of 100 cores were given."""
+    engine, clock, shown = reported()
+    engine.see_pod(ended(shown))
+    for number in range(3):
+        clock.now += ENDED_SECONDS - 1
+        engine.see_node(reporting(P | {"o": {"GPU-a-1": (number, 1)}}, 2))
+        engine.expire()
+        assert engine.holds("p")
+    clock.now += ENDED_SECONDS + 1
+    engine.expire()
+    assert not engine.holds("p")
