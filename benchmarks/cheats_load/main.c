@@ -57,6 +57,8 @@ static const struct pattern patterns[] = {
     PATTERN(long_behind_a_short_one, 1, 1, 0),
     PATTERN(long_behind_a_short_one_and_unloads, 1, 1, 0),
     PATTERN(long_behind_a_short_one_by_children, 1, 1, 1),
+    PATTERN(long_among_priorities, 1, 1, 0),
+    PATTERN(long_among_short_ones_on_own, 1, 1, 0),
     {"threads_48", threads_round, 48, 1, 0},
     PATTERN(polled_by_threads, 8, 1, 0),
     {"processes_2", steady, 1, 2, 0},

@@ -123,10 +123,15 @@ static handle launched_by_argument(struct place *place, const char *name)
     return executable;
 }
 
-static void launch_by_argument(struct place *place, handle executable)
+static void launch_by_argument_on(struct place *place, handle executable, handle stream)
 {
     void *arguments[] = {&executable};
-    CALL(cuLaunchKernel, function_of(place, "sim_launch"), 1, 1, 1, 32, 1, 1, 0, place->streams[0], arguments, NULL);
+    CALL(cuLaunchKernel, function_of(place, "sim_launch"), 1, 1, 1, 32, 1, 1, 0, stream, arguments, NULL);
+}
+
+static void launch_by_argument(struct place *place, handle executable)
+{
+    launch_by_argument_on(place, executable, place->streams[0]);
 }
 
 static void long_after_it_was_proven_short(struct place *place)

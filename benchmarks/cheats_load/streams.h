@@ -160,6 +160,38 @@ static void priorities(struct place *place)
     CALL(cuStreamDestroy_v2, stream);
 }
 
+/* Function and size are the same, what it takes is told by its argument, and nobody waits: so the longest of them run on into a neighbour's lease. */
+static void long_among_priorities(struct place *place)
+{
+    static handle shorter, longer, first;
+    if (!shorter) {
+        shorter = launched_by_argument(place, "spin_10us");
+        longer = launched_by_argument(place, "spin_1000us");
+        CALL(cuStreamCreateWithPriority, &first, 1, -5);
+    }
+    launch_by_argument_on(place, shorter, place->streams[0]);
+    for (unsigned i = 0; i < 8; i++) {
+        if (i == 4)
+            launch_by_argument_on(place, longer, place->streams[0]);
+        launch_by_argument_on(place, shorter, first);
+    }
+    sleep_us(400);
+}
+
+static void long_among_short_ones_on_own(struct place *place)
+{
+    static handle kernels[2];
+    if (!kernels[0]) {
+        kernels[0] = launched_by_argument(place, "spin_10us");
+        kernels[1] = launched_by_argument(place, "spin_1000us");
+    }
+    for (unsigned i = 0; i < 10; i++) {
+        void *arguments[] = {&kernels[i % 5 == 4]};
+        CALL(cuLaunchKernel_ptsz, function_of(place, "sim_launch"), 1, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL);
+    }
+    sleep_us(500);
+}
+
 static void legacy_stream(struct place *place)
 {
     for (unsigned i = 0; i < 8; i++)

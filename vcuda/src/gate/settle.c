@@ -100,12 +100,14 @@ uint64_t vc_interval_own(const struct vc_interval *interval)
     return vc_later(own > others ? own - others : 0, own / 5);
 }
 
-/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be and is proven. What may begin
- * at any time, because its stream had something else to do before, lies among others' slices always: there a cost that varies is none. */
+/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be and is proven. A cost that varies is
+ * none, unless it comes near to the mean: of all such operations the longest run on into others' leases. What may begin at any time, because its stream had something
+ * else to do before, lies among others' slices always. */
 static bool can_be(const struct vc_interval *interval)
 {
     uint64_t estimate = interval->estimate_ns;
-    bool varies = interval->risk_ns == VC_UNPROVEN_NS || ((interval->behind || interval->beside) && interval->risk_ns != 0);
+    bool far = interval->behind || interval->beside || vc_interval_own(interval) > VC_VARIES_FACTOR * estimate;
+    bool varies = interval->risk_ns == VC_UNPROVEN_NS || (far && interval->risk_ns != 0);
     uint64_t more = interval->unclear ? 2 * estimate + SWITCHES_NS : vc_later(estimate / 2, VC_LONG_OPERATION_NS); /* a few of others' operations */
     return !interval->unknown && !varies && estimate < interval->operations * VC_LONG_OPERATION_NS &&
            vc_interval_own(interval) <= estimate + more + interval->others_gpu_ns / 2;
