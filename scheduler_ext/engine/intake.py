@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,12 +25,13 @@ from vcuda.kube.objects import ended
 from vcuda.logs import fields
 from vcuda.spec import request, resize
 from vcuda.spec.bookings import Report
-from vcuda.spec.errors import InvalidRequest
+from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.request import PodRequest
 
 DELETED, EXPIRED = "deleted", "expired"
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
 _MOST_ENDED = 512  # pods that stay booked after their end: filter may look at all of them at once
+_TOLD_SECONDS = 300.0  # between two words about reports of a node that can't be read
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Intake:
     ) -> None:
         self._cache, self._gangs, self._preemption, self._resizes = cache, gangs, preemption, resizes
         self._held = held
+        self._refused: dict[str, float] = {}  # nodes with a report that can't be read, and when that was last told
         self._looked = False  # for garbage among what the first lists have left
 
     def synced(self, kind: str) -> None:
@@ -70,11 +73,25 @@ class Intake:
         self._cache.plugins.set_node(seen.name, seen.plugins)
         if not as_before:
             self._cache.unschedulable.free()
-        before = self._cache.reports.get(seen.name)
-        self._take_report(seen.name, seen.report)
-        self._held.look(seen.name, before)
+        if seen.wrong:
+            self._refuse_report(seen.name, seen.wrong)
+        else:
+            before = self._cache.reports.get(seen.name)
+            self._take_report(seen.name, seen.report)
+            self._held.look(seen.name, before)
         self._cache.note("node", node=data)
         return seen.name
+
+    def _refuse_report(self, node: str, problem: str) -> None:
+        """A report that can't be read lets go of nothing: the last one that could be stays in force."""
+        now = self._cache.clock()
+        if now - self._refused.get(node, -math.inf) < _TOLD_SECONDS:
+            return
+        self._refused[node] = now
+        text = f"node {node}: {problem}; the last one that could be read stays in force"
+        reason = Reason.INVALID_INVENTORY
+        _log.warning("%s", text, extra=fields(node=node, reason=reason))
+        self._cache.notices.put(Notice("Node", "", node, node, reason, text))
 
     def _take_report(self, node: str, report: Report | None) -> None:
         """What its owner could have written is replaced by what the pod was given."""
@@ -119,6 +136,7 @@ class Intake:
     def lose_node(self, name: str) -> None:
         before = self._cache.reports.pop(name, None)
         self._cache.differences.pop(name, None)
+        self._refused.pop(name, None)
         self._cache.plugins.set_node(name, frozenset())
         self._lose_ended(name)
         self._held.look(name, before)

@@ -35,8 +35,9 @@ class SeenNode:
     memory_bytes: int
     problem: Reason | ExtenderReason | None
     labels: Mapping[str, str]
-    report: Report | None  # what its manager says of its pods; None: nothing that can be read
-    plugins: frozenset[str] = frozenset()  # extended resources of its device plugins
+    report: Report | None  # what its manager says of its pods; None: nothing
+    wrong: str  # why what it says can't be read, or ""
+    plugins: frozenset[str]  # extended resources of its device plugins
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -96,21 +97,20 @@ def node(data: Mapping[str, Any], names: Names) -> SeenNode:
     text = _mapping(metadata.get("annotations")).get(names.inventory)
     name = str(metadata.get("name", ""))
     labels = _mapping(metadata.get("labels"))
-    report = _report(_mapping(metadata.get("annotations")).get(names.bookings))
+    rest = (labels, *_report(_mapping(metadata.get("annotations")).get(names.bookings)), plugins)
     if not isinstance(text, str):
-        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels, report, plugins)
+        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, *rest)
     try:
-        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels, report, plugins)
+        return SeenNode(name, inventory.decode(text), cpu, memory, None, *rest)
     except InvalidInventory as error:
-        return SeenNode(name, (), cpu, memory, error.reason, labels, report, plugins)
+        return SeenNode(name, (), cpu, memory, error.reason, *rest)
 
 
-def _report(text: object) -> Report | None:
-    """A report that can't be read is none: what it would have said is not known."""
+def _report(text: object) -> tuple[Report | None, str]:
     try:
-        return bookings.decode(text) if isinstance(text, str) else None
-    except InvalidInventory:
-        return None
+        return (bookings.decode(text) if isinstance(text, str) else None), ""
+    except InvalidInventory as error:
+        return None, error.message
 
 
 def place(pod: Mapping[str, Any]) -> str:

@@ -433,3 +433,39 @@ def test_whatever_the_order_held_is_what_is_reported_and_not_explained(seed: int
         for name, uid in held_now:
             assert engine.cache.cluster.bookings(name)[f"held:{name}/{uid}"].cards == said[name][uid]
         assert engine.figures()["reserved"] == len(held_now)
+
+
+BAD = [
+    '{"version":2,"pods":{},"resizes":{},"claims":{}}',
+    '{"version":1,"pods":{"p":{"GPU-a-',
+    '{"version":1,"pods":{"p":{"GPU-a-0":[100.0,40]}}}',
+    '{"version":1,"pods":{"p":{"GPU-a-0":[1000000,40]}}}',
+    bookings.encode({}, {}) + " " * (128 * 1024),
+    '{"version":1,"pods":{' + ",".join(f'"{number}":{{}}' for number in range(3000)) + "}}",
+]
+
+
+@pytest.mark.parametrize("text", BAD, ids=["version", "cut off", "fraction", "too much", "too long", "too many"])
+def test_a_report_that_can_not_be_read_lets_go_of_nothing(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of everything, and its cards were given to the next ones; nothing was said."""
+    engine, clock = engine_with(node("a", cards("a", 2)))
+    placed(engine, "p")
+    shown = placed(engine, "q")
+    good = reporting({"p": {"GPU-a-0": (100, 40)}, "q": {"GPU-a-1": (100, 40)}}, 2)
+    engine.see_node(good)
+    engine.lose_pod("p")
+    engine.see_pod(ended(shown))
+    bad = reporting({}, 2)
+    bad["metadata"]["annotations"][NAMES.bookings] = text
+    for _ in range(3):
+        engine.see_node(bad)
+    assert free(engine) == 0 and set(engine.cache.gone) == {"p"} and engine.holds("q")
+    assert caplog.text.count("bookings is malformed") == 1 and "stays in force" in caplog.text
+    (notice,) = engine.notices()
+    assert (notice.kind, notice.name, notice.reason) == ("Node", "a", "InvalidInventory")
+    later(engine, clock)
+    engine.see_node(reporting({}, 2))
+    assert free(engine) == 200 and engine.cache.gone == {}
+    engine.lose_node("a")
+    engine.see_node(bad)
+    assert free(engine) == 200, "nothing is known of a node that is new"

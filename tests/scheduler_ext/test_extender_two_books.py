@@ -216,6 +216,8 @@ def test_a_report_is_never_larger_than_an_annotation_may_be() -> None:
     found = bookings.decode(text)
     assert 900 < len(found.pods) < 5000 and all(given[uid] == use for uid, use in found.pods.items())
     assert found.resizes == dict.fromkeys(found.pods, 12345)
+    short = bookings.decode(bookings.encode({f"{number}": {"c": (1, 1)} for number in range(5000)}, {}))
+    assert 1000 < len(short.pods) < 5000 and not short.complete, "what a manager writes can be read"
 
 
 def test_a_pod_that_chose_its_own_node_and_card_gets_an_event_when_it_overbooks_it() -> None:

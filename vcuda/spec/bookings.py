@@ -16,6 +16,9 @@ from vcuda.spec.placement import MOST_BLOCKS
 VERSION = 1
 _MOST_CORES = 100_000  # of one card by one pod's containers together
 _MOST_BYTES = 128 * 1024  # all annotations of an object have 256 KiB (apimachinery, TotalAnnotationSizeLimitB)
+# Objects and lists: each pod, claim, and card of one. With real UIDs and UUIDs there is no room for more; reading what
+# anybody writes with shorter ones would keep the extender busy.
+_MOST_PARTS = 3000
 
 # UUID → (cores, memory blocks)
 Use = Mapping[str, tuple[int, int]]
@@ -47,14 +50,15 @@ def encode(pods: Mapping[str, Use], resizes: Mapping[str, int], claims: Mapping[
     Those for which it has no room any more are left out, and it says `"partial":true`: what is not named is not known.
     """
     rows: dict[str, list[str]] = {"pods": [], "claims": []}
-    numbers, size, partial = {}, 80, ""
+    numbers, size, parts, partial = {}, 80, 4, ""
     for kind, uses in (("pods", pods), ("claims", claims or {})):
         for uid, use in uses.items():
             cards = {uuid: list(amounts) for uuid, amounts in use.items()}
             row = f"{json.dumps(uid)}:{json.dumps(cards, separators=(',', ':'))}"
             number = resizes.get(uid, 0) if kind == "pods" else 0
             size += len(row) + 1 + (len(json.dumps(uid)) + len(str(number)) + 2 if number else 0)
-            if size > _MOST_BYTES:
+            parts += 1 + len(cards)
+            if size > _MOST_BYTES or parts > _MOST_PARTS:
                 partial = ',"partial":true'
                 break
             rows[kind].append(row)
@@ -68,6 +72,8 @@ def encode(pods: Mapping[str, Use], resizes: Mapping[str, int], claims: Mapping[
 def decode(text: str) -> Report:
     """Parse the annotation. Raises InvalidInventory that says what is wrong with it."""
     try:
+        if len(text) > _MOST_BYTES or text.count("{") + text.count("[") > _MOST_PARTS:
+            raise ValueError(f"more than {_MOST_BYTES} characters, or {_MOST_PARTS} pods and cards")
         data = json.loads(text)
         if data["version"] != VERSION:
             raise ValueError(f"version {quoted(data['version'], 20)} is not {VERSION}")
