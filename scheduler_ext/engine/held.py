@@ -48,7 +48,7 @@ class Held:
         self._cache = cache
         self._begun = False
         self._on: dict[str, set[str]] = {}  # by node: what is held there
-        self._over: dict[str, set[str]] = {}  # by node: who has ended, and is free though its report still names it
+        self._over: dict[str, set[str]] = {}  # by node: who has ended, and is free until a new report names it
         self._deleted: collections.OrderedDict[str, _Deleted] = collections.OrderedDict()
         # Held for less than ten seconds: those whose deletion we saw; what only a report says, which may make up any
         # number; pods that we know not to be there, whose end nobody waits for: these give way to nobody.
@@ -72,8 +72,10 @@ class Held:
             if report is None or self._cache.gone[uid][node].named:
                 self._let_go(uid, node)
         newer = not here or report != before
-        if over := self._over.pop(node, set()) & named.keys():
-            self._over[node] = over
+        over: Collection[str] = self._over.get(node, ())
+        if report != before:  # its manager is alive
+            self._over.pop(node, None)
+            over = ()
         for uid, use in named.items() if self._begun else ():
             if use and (newer or uid not in here) and uid not in over and not self._explained(node, uid):
                 self._hold(uid, node, use)
@@ -89,9 +91,7 @@ class Held:
         """
         nodes = [node for node, uids in self._over.items() if uid in uids]
         if record is not None and record.usage.cards:
-            self._deleted[uid] = _Deleted(record.node, f"{record.namespace}/{record.name}", self._cache.clock())
-            if len(self._deleted) > _MOST_DELETED:
-                self._deleted.popitem(last=False)
+            self._know(record)
             nodes.append(record.node)
         for node in nodes if self._begun else ():
             self._over.get(node, set()).discard(uid)
@@ -127,10 +127,18 @@ class Held:
         if node in self._cache.gone.get(uid, ()):
             self._let_go(uid, node)
 
-    def over(self, uid: str, node: str) -> None:
-        """A pod has ended, and is free though its manager has not let go: until that says so, or its object goes."""
-        if self._cache.reported(node, uid):
-            self._over.setdefault(node, set()).add(uid)
+    def over(self, record: Record) -> None:
+        """A pod has ended, and is free though its manager has not let go: until a new report names it, or its object
+        goes.
+        """
+        if self._cache.reported(record.node, record.uid):
+            self._know(record)
+            self._over.setdefault(record.node, set()).add(record.uid)
+
+    def _know(self, record: Record) -> None:
+        self._deleted[record.uid] = _Deleted(record.node, f"{record.namespace}/{record.name}", self._cache.clock())
+        if len(self._deleted) > _MOST_DELETED:
+            self._deleted.popitem(last=False)
 
     def _hold(self, uid: str, node: str, use: Use, *, named: bool = True, record: Record | None = None) -> None:
         """`record`: what was booked for it until now."""
@@ -190,7 +198,8 @@ class Held:
         """Tell what goes on, and gives way to nobody any more; what no report has named by then never began."""
         limit = self._cache.clock() - GONE_SECONDS
         old: dict[str, list[tuple[Gone, str]]] = {}
-        for ones, what in zip(self._young, ("was deleted", "was deleted", "is not bound there"), strict=True):
+        whats = "was deleted or has ended", "was deleted or has ended", "is not bound there"
+        for ones, what in zip(self._young, whats, strict=True):
             while ones and (one := next(iter(ones.values()))).since <= limit:
                 del ones[held(one.node, one.uid)]
                 if one.named:

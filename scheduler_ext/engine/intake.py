@@ -430,7 +430,7 @@ class Intake:
     def _give_up(self, uid: str) -> None:
         """A pod has ended, and its place is free without its manager's word."""
         if (record := self._cache.pods.get(uid)) is not None:
-            self._held.over(uid, record.node)
+            self._held.over(record)
         self.lose_pod(uid)
 
     def keep_waiting(self, uids: Collection[str], listed_since: float) -> None:

@@ -272,3 +272,28 @@ def test_a_manager_that_reports_anew_is_not_dead_and_what_it_names_stays_booked(
     clock.now += ENDED_SECONDS + 1
     engine.expire()
     assert not engine.holds("p")
+
+
+@pytest.mark.parametrize("how", ["gave way", "a minute is over"])
+def test_what_was_freed_at_its_end_is_held_once_a_new_report_still_names_it(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was free for as long as its object lived: all newcomers went to a card that refused each, though another had room."""
+    engine, clock, shown = reported(1)
+    engine.see_pod(ended(shown))
+    if how == "gave way":
+        assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen == "a"
+        engine.lose_pod("q")  # the manager has refused it
+    else:
+        clock.now += ENDED_SECONDS + 1
+        engine.expire()
+    assert free(engine) == 100
+    engine.see_node(reporting(P | {"o": {"GPU-a-0": (0, 1)}}, 1))
+    assert free(engine) == 0
+    engine.see_node(node("b", cards("b", 1)))
+    assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen == "b"
+    later(engine, clock)
+    assert engine.filter(pod("s", 60, 1, uid="s"), ["a"]).chosen is None
+    assert "pod default/p was deleted or has ended" in caplog.text
+    engine.see_node(reporting({}, 1))
+    assert engine.cache.gone == {} and free(engine) == 140
