@@ -1217,12 +1217,6 @@ static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
         vc_gate_sampled(&gate, now, true);
     }
     CHECK(gate.all_until_ns > now && (int64_t)usage.gpu_ns > (int64_t)(40 * MS) && gate.own.taken_ns > (int64_t)(40 * MS));
-    start(10, 10, VC_CARD_SHARED); /* somebody else waits: what is busy may be others' */
-    for (unsigned i = 0; i < 200; i++) {
-        lease(T + i * 2 * MS, T + i * 2 * MS + MS, 0);
-        vc_gate_sampled(&gate, T + i * 2 * MS, true);
-    }
-    CHECK(gate.all_until_ns == 0 && usage.gpu_ns == 0);
     start(10, 10, VC_CARD_SHARED); /* or was stopped, and waits for nothing: a steady 70 beside such was charged 68 for 62 */
     for (now = T; now < T + 400 * MS; now += 2 * MS) {
         lease(now, UINT64_MAX, 0);
@@ -1236,6 +1230,33 @@ static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
     CHECK(usage.began_ns == now + MS);
 }
 
+/* While others wait, `busy` of 16 samples find the card busy and `predicted` of 16 thought so: when all is marked, in ms, and never by what is charged; 0: never. */
+static uint64_t marked_after(unsigned busy, unsigned predicted, uint64_t lease_end_ns, uint64_t flags, uint64_t others)
+{
+    start(10, 10, VC_CARD_SHARED);
+    uint64_t now = T;
+    for (unsigned i = 0; i < 400 && gate.all_until_ns == 0; i++, now += MS) {
+        lease(now, lease_end_ns ? now + lease_end_ns : 0, now - MS / 2);
+        limits.cards[0].lease_sequence = 7 | flags;
+        gate.finish_ns = i * 7 % 16 < predicted ? now + MS : 0;
+        limits.cards[0].others_gpu_ns += others;
+        vc_gate_sampled(&gate, now, i * 7 % 16 < busy);
+    }
+    CHECK(usage.gpu_ns == 0);
+    return gate.all_until_ns ? (now - T) / MS : 0;
+}
+
+static void test_what_is_busy_in_its_lease_when_nobody_thought_so_is_marked(void)
+{
+    CHECK(marked_after(8, 8, MS, 0, 0) == 0 && marked_after(8, 9, MS, 0, 0) == 0);
+    uint64_t all = marked_after(16, 0, MS, 0, 0), half = marked_after(10, 2, MS, 0, 0);
+    CHECK(all > 5 && all < 20 && half > all && half < 40);
+    CHECK(marked_after(16, 0, 0, 0, 0) == 0);                     /* somebody else's lease: what is busy may wait for that one */
+    CHECK(marked_after(16, 0, MS, VC_LEASE_UNCLEAR, 0) == 0);     /* … or it may begin at any time */
+    CHECK(marked_after(16, 8, MS, VC_LEASE_TOGETHER, MS / 2) == 0); /* side by side others explain as much as they had */
+    CHECK(marked_after(16, 2, MS, VC_LEASE_TOGETHER, MS / 8) != 0);
+}
+
 int main(void)
 {
     test_samples_find_what_is_not_charged_and_nothing_else();
@@ -1244,6 +1265,7 @@ int main(void)
     test_what_processes_that_end_soon_were_not_charged_adds_up();
     test_processes_that_have_the_card_at_the_same_time_are_seen_once();
     test_what_samples_find_is_charged_and_then_all_is_marked();
+    test_what_is_busy_in_its_lease_when_nobody_thought_so_is_marked();
     test_work_that_was_done_within_its_call_is_not_taken_to_be_short();
     test_what_is_told_is_what_can_have_been_done();
     test_who_can_not_tell_has_the_share_of_one_of_many();

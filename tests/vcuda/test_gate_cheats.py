@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks._cheats_tamper import TAMPERINGS
-from benchmarks.cheats import Table
+from benchmarks._throttle_bench import Load
+from benchmarks.cheats import MEMORY_BYTES, Table
 
 CAP = 10
 TOLERANCE_POINTS = 5.0
@@ -137,6 +138,19 @@ def test_what_runs_on_into_a_neighbours_lease_is_charged_for_its_own_time(table:
     """Its estimate was charged, the mean of short and long ones: 47 to 53 points of the card were had for 17 to 24, at the neighbour's cost."""
     got, _, charged = table.beside(pattern)
     assert got < 1.25 * charged
+
+
+def test_what_is_hidden_beside_who_waits_for_each_kernel_is_found(tmp_path: Path) -> None:
+    """No busy stream was told from one that waits for the other's slices: 40 points of 30 were had for 15, 69 of 50 for 19."""
+    table = Table(tmp_path, 4)
+    loads = [Load(cores, memory_bytes=MEMORY_BYTES) for cores in (30, 70)]
+    with table.system.shares(table.bench, loads, shared=True) as (share, other):
+        neighbour = table._start("one_by_one", other.environment, 600)
+        try:
+            got, _, charged = table.measure("long_behind_a_short_one", share, neighbour.pid)
+        finally:
+            table._end(neighbour)
+    assert got < 1.7 * charged
 
 
 def test_the_table_knows_its_rows(table: Table, tmp_path: Path) -> None:

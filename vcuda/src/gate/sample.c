@@ -12,6 +12,8 @@ static int64_t too_much_ns(uint64_t rate_ppm)
 
 /* Work that was charged in advance, and is seen later. */
 static const int64_t ADVANCE_NS = 50000000;
+/* Under leases each sample is judged by itself, so nothing is seen later: fewer scatter less. */
+static const int64_t EARLY_NS = 2000000, LATE_PART = 5;
 /* Nobody looked for so long: what was between, one sample does not tell. */
 static const uint64_t LONGEST_NS = 10000000;
 static const uint64_t LEAST_FOR_NS = 2000000000, MOST_FOR_NS = 64000000000;
@@ -81,6 +83,28 @@ void vc_samples_pause(struct vc_samples *samples)
     samples->paused = true;
 }
 
+/* Until all is marked for long enough, which takes twice as long each time that it happens again. */
+static void mark_for_longer(struct vc_samples *samples, uint64_t now_ns)
+{
+    uint64_t since = samples->all_until_ns;
+    bool again = since != 0 && now_ns < since + 8 * samples->all_for_ns;
+    vc_samples_mark_until(samples, now_ns, now_ns + (again ? vc_later(2 * samples->all_for_ns, LEAST_FOR_NS) : LEAST_FOR_NS));
+}
+
+/* While others wait, most of what is not charged is seen once its lease is over, in theirs. Within its own the card is busy when that was not predicted, or it is not: where
+ * estimates are right, as often. */
+static void look_for_late(struct vc_samples *samples, const struct vc_sample *sample, uint64_t whole_ns, uint64_t others_ns)
+{
+    int64_t part = (int64_t)(whole_ns / (1 + sample->siblings));
+    samples->late_ns += (sample->busy - sample->predicted) * part - part / DRIFT_PARTS - (int64_t)(sample->beside ? others_ns : 0);
+    if (samples->late_ns < -EARLY_NS)
+        samples->late_ns = -EARLY_NS;
+    if (samples->late_ns < too_much_ns(sample->rate_ppm) / LATE_PART)
+        return;
+    samples->late_ns = 0;
+    mark_for_longer(samples, sample->now_ns);
+}
+
 uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns, const struct vc_sample *sample)
 {
     const struct vc_sample before = samples->before;
@@ -90,10 +114,14 @@ uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns
     uint64_t passed = sample->now_ns - before.now_ns;
     if (before.now_ns == 0)
         samples->believed_ns = BELIEVED_NS;
-    if (before.now_ns == 0 || !sample->clear || !before.clear)
+    if (before.now_ns == 0)
         return 0;
     /* The first one after a pause stands for as much as any other does on average: it is sooner behind a launch, as work is. */
     uint64_t whole = paused ? VC_SAMPLE_NS : vc_earlier(passed, LONGEST_NS), others = grown(before.tenants_ns, sample->tenants_ns);
+    if ((sample->leased || sample->beside) && sample->now_ns >= samples->all_until_ns)
+        look_for_late(samples, sample, whole, others);
+    if (!sample->clear || !before.clear)
+        return 0;
     uint64_t siblings_told = grown(before.siblings_ns, sample->siblings_ns), siblings = siblings_part(samples, sample, siblings_told, sample->busy ? whole : 0);
     int64_t charged = sample->charged_ns - before.charged_ns, unpaid = (int64_t)(sample->busy ? whole - siblings : 0) - charged - (int64_t)others;
     uint64_t launches = sample->launches - before.launches;
@@ -113,10 +141,7 @@ uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns
         due += due_of(container_unpaid_ns, unpaid - (int64_t)due, sample->rate_ppm);
     if (due == 0)
         return 0;
-    uint64_t since = samples->all_until_ns;
-    bool again = since != 0 && sample->now_ns < since + 8 * samples->all_for_ns;
-    uint64_t longer = again ? vc_later(2 * samples->all_for_ns, LEAST_FOR_NS) : LEAST_FOR_NS;
-    vc_samples_mark_until(samples, sample->now_ns, sample->now_ns + longer);
+    mark_for_longer(samples, sample->now_ns);
     samples->unpaid_ns = 0;
     return due;
 }

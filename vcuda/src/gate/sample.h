@@ -20,12 +20,16 @@ struct vc_sample {
     uint32_t siblings;   /* those of them that say they have work on the card now */
     bool busy;           /* the card has work of this process */
     bool clear;          /* nobody else's work may be what it is busy with */
+    bool leased;         /* … or others wait, and have none there while estimates are right: this container's lease has begun … */
+    bool beside;         /* … or they launch side by side with it */
+    bool predicted;      /* the card is thought to have work of this process */
 };
 
 struct vc_samples {
     struct vc_sample before;
     bool paused;          /* nobody looked since, because nothing was launched for a while */
     int64_t unpaid_ns;    /* by how much what was seen exceeds what was charged */
+    int64_t late_ns;      /* … and, while others waited, what was predicted */
     uint64_t believed_ns; /* what siblings may have had of what is seen next */
     uint64_t all_until_ns; /* until then everything is marked, because it did by too much */
     uint64_t all_for_ns;   /* … and for how long; by how much what was seen exceeded what was charged then: */

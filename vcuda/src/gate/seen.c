@@ -8,6 +8,8 @@
 static const uint64_t OVERDUE_STEP_NS = 200000;
 /* So long after others were known to have work on the card for nobody knows how long, their part of what was sampled is a guess. */
 static const uint64_t STILL_NS = 5000000;
+/* A launch is so long on its way to the card, or an end to who looks. */
+static const uint64_t LATE_NS = 30000;
 /* What has not begun for long keeps nobody else from the card: the arbiter takes its lease. */
 static const uint64_t IDLE_SINCE_NS = 300000;
 
@@ -254,7 +256,9 @@ void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
     uint64_t told = vc_load_relaxed(&gate->limit->told_ns);
-    bool contended = policy.leased && (policy.lease_end_ns != UINT64_MAX || policy.together || now_ns < vc_load_relaxed(&gate->limit->others_still_ns) + STILL_NS);
+    bool still = now_ns < vc_load_relaxed(&gate->limit->others_still_ns) + STILL_NS;
+    bool unclear = policy.together || policy.lease_sequence & VC_LEASE_UNCLEAR || still; /* others' slices may be inside, however right estimates are */
+    bool contended = policy.leased && (policy.lease_end_ns != UINT64_MAX || policy.together || still);
     struct vc_sample sample = {
         .now_ns = now_ns,
         .charged_ns = gate->own.taken_ns - (int64_t)grown(now_ns, gate->finish_ns),
@@ -266,6 +270,9 @@ void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
         .begins = gate->begins,
         .busy = busy,
         .clear = policy.gated && policy.arbitrated && !contended,
+        .leased = policy.gated && policy.arbitrated && contended && !unclear && policy.holder && now_ns > policy.lease_clock_ns,
+        .beside = policy.gated && policy.arbitrated && policy.together && !still,
+        .predicted = gate->finish_ns + LATE_NS > now_ns,
     };
     vc_samples_mark_until(&gate->samples, now_ns, vc_load_relaxed(&gate->usage->all_until_ns));
     uint64_t due = vc_samples_add(&gate->samples, gate->turns.slots ? &gate->usage->unpaid_ns : NULL, &sample);
