@@ -458,6 +458,21 @@ static void test_what_waits_behind_something_else_begins_when_its_mark_is_reache
     CHECK(usage.gpu_ns > before + 40 * MS);
 }
 
+/* Others' slices lie as densely in what another stream's interval has paid for already, and were taken off there. */
+static void test_others_parts_are_taken_off_once(void)
+{
+    for (unsigned streams = 1; streams <= 8; streams++) {
+        struct vc_busy busy = {0};
+        uint64_t charged = 0;
+        for (unsigned i = 0; i < streams; i++) {
+            struct vc_interval interval = {.from_ns = T, .to_ns = T + (10 + i) * MS, .estimate_ns = 20 * US, .others_gpu_ns = (10 + i) * MS / 2, .risk_ns = 2 * MS,
+                                           .operations = 1, .measurable = true};
+            charged += vc_interval_settle(&busy, &interval, true, false).charged_ns;
+        }
+        CHECK(charged > (9 + streams) * MS / 2 - 100 * US && charged < (9 + streams) * MS / 2 + 100 * US);
+    }
+}
+
 /* A cost that varies is none where others' slices are inside: that was a way to be charged 64 of 1,417 ms. Where they need not be inside each interval, and it comes near enough to the mean, that is charged. */
 static void test_what_varies_is_charged_by_its_time(void)
 {
@@ -1308,6 +1323,7 @@ int main(void)
     test_a_host_that_launches_slowly_asks_for_permits_not_for_launches();
     test_what_is_not_the_cards_work_is_no_part_of_what_is_charged();
     test_what_waits_behind_something_else_begins_when_its_mark_is_reached();
+    test_others_parts_are_taken_off_once();
     test_what_varies_is_charged_by_its_time();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_a_pause_behind_work_covers_nothing();

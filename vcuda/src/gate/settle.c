@@ -97,6 +97,9 @@ bool vc_interval_is_late(const struct vc_interval *interval, uint64_t now_ns)
 uint64_t vc_interval_own(const struct vc_interval *interval)
 {
     uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;
+    uint64_t to = vc_later(interval->to_ns, interval->covered_until_ns), length = to > interval->from_ns ? to - interval->from_ns : 0;
+    if (own < length) /* what others had in the rest was taken off the intervals that paid for it */
+        others = (uint64_t)((double)others * ((double)own / (double)length));
     return vc_later(own > others ? own - others : 0, own / 5);
 }
 
