@@ -39,6 +39,37 @@ static void destroyed_at_work(struct place *place)
         synchronize();
 }
 
+static void *destroy_what_is_handed_over(void *handed)
+{
+    CALL(cuCtxSetCurrent, NULL);
+    for (;;) {
+        handle stream = atomic_exchange((_Atomic(handle) *)handed, NULL);
+        if (stream)
+            CALL(cuStreamDestroy_v2, stream);
+        else
+            sleep_us(20);
+    }
+    return handed;
+}
+
+/* … by another thread than the one that launched there. */
+static void destroyed_by_another(struct place *place)
+{
+    static _Atomic(handle) handed;
+    static pthread_t thread;
+    handle stream;
+    if (place->round == 0)
+        pthread_create(&thread, NULL, destroy_what_is_handed_over, (void *)&handed);
+    CALL(cuStreamCreate, &stream, 1);
+    for (unsigned i = 0; i < 4; i++)
+        launch(place, "spin_300us", stream);
+    while (atomic_load(&handed))
+        sleep_us(20);
+    atomic_store(&handed, stream);
+    if (place->round % 64 == 63)
+        synchronize();
+}
+
 static void new_contexts(struct place *place)
 {
     struct place other = {0};
@@ -249,6 +280,29 @@ static void capture_toggled(struct place *place)
     if (place->round == 0)
         pthread_create(&thread, NULL, toggle_capture, place->streams[1]);
     driver("cuLaunchKernel")(function_of(place, "spin_20ms"), 1, 1, 1, 32, 1, 1, 0, place->streams[1], NULL, NULL);
+}
+
+/* What was launched without a mark is asked about while the stream joins another one's capture, which must not be lost by that. */
+static void capture_joined(struct place *place)
+{
+    static pthread_t thread;
+    static handle event;
+    handle graph = NULL;
+    if (place->round == 0) {
+        CALL(cuEventCreate, &event, 2);
+        pthread_create(&thread, NULL, toggle_capture, place->streams[3]);
+    }
+    launch(place, "spin_300us", place->streams[1]);
+    sleep_us(3000 + (unsigned)(place->round % 64) * 10);
+    CALL(cuStreamBeginCapture_v2, place->streams[2], 2);
+    CALL(cuEventRecord, event, place->streams[2]);
+    CALL(cuStreamWaitEvent, place->streams[1], event, 0);
+    for (unsigned i = 0; i < 4; i++)
+        launch(place, "spin_10us", place->streams[1]);
+    CALL(cuEventRecord, event, place->streams[1]);
+    CALL(cuStreamWaitEvent, place->streams[2], event, 0);
+    CALL(cuStreamEndCapture, place->streams[2], &graph);
+    CALL(cuGraphDestroy, graph);
 }
 
 /* A kernel that was proven short is long for once, and left alone there. */

@@ -56,6 +56,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "no_current",
         "foreign_stream",
         "capture_toggled",
+        "capture_toggled_by_threads",
+        "capture_joined",
         "left_by_threads",
         "left_on_own",
         "left_on_destroyed",

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "base/fork.h"
+#include "cuda/driver/cards.h"
 #include "cuda/work/visit.h"
 
 enum { MOST_CAPTURES = 64 };
@@ -29,6 +30,23 @@ bool vc_capture_is(CUstream stream)
     if (!vc_real.cuStreamIsCapturing) /* older than capture itself */
         return false;
     return vc_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static bool is_listed(CUstream stream)
+{
+    pthread_mutex_lock(&mutex);
+    bool listed = count == MOST_CAPTURES;
+    for (unsigned i = 0; i < count && !listed; i++)
+        listed = captures[i].stream == stream;
+    pthread_mutex_unlock(&mutex);
+    return listed;
+}
+
+bool vc_capture_lets_ask(CUstream stream)
+{
+    if (vc_visit_captures() && (vc_stream_of_context(stream) || is_listed(stream)))
+        return false;
+    return !vc_capture_is(stream);
 }
 
 uint64_t vc_capture_under_way(CUstream stream)

@@ -12,6 +12,10 @@
 /* Whether work put on the stream now is captured, not run. An answer that is an error counts as yes: the stream is left alone. */
 bool vc_capture_is(CUstream stream);
 
+/* For a visitor (visit.h): whether the stream may be asked if it is done, which ends its capture where there is one. It may while others capture, but for
+ * the legacy and the per-thread stream: what begins on it or what it joins waits for the visitor. */
+bool vc_capture_lets_ask(CUstream stream);
+
 /* Which capture that is: another number for each, 0: none. Where the driver can't tell them apart, or whether there is one, it is a number
  * that is no other's, not even its own. */
 uint64_t vc_capture_under_way(CUstream stream);

@@ -61,8 +61,6 @@ VC__ELSEWHERE(cuLaunchHostFunc_v2, stream, false,
               (CUstream stream, void (*call)(void *), void *data, unsigned int mode), (stream, call, data, mode))
 VC__ELSEWHERE(cuStreamAddCallback, stream, false,
               (CUstream stream, void (*call)(CUstream, CUresult, void *), void *data, unsigned int flags), (stream, call, data, flags))
-VC__ELSEWHERE(cuStreamWaitEvent, stream, false,
-              (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags))
 VC__ELSEWHERE(cuStreamWaitValue32, stream, false,
               (CUstream stream, CUdeviceptr address, uint32_t value, unsigned int flags), (stream, address, value, flags))
 VC__ELSEWHERE(cuStreamWaitValue64, stream, false,
@@ -83,8 +81,6 @@ VC__ELSEWHERE(cuLaunchHostFunc_v2_ptsz, stream, true,
               (CUstream stream, void (*call)(void *), void *data, unsigned int mode), (stream, call, data, mode))
 VC__ELSEWHERE(cuStreamAddCallback_ptsz, stream, true,
               (CUstream stream, void (*call)(CUstream, CUresult, void *), void *data, unsigned int flags), (stream, call, data, flags))
-VC__ELSEWHERE(cuStreamWaitEvent_ptsz, stream, true,
-              (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags))
 VC__ELSEWHERE(cuStreamWaitValue32_ptsz, stream, true,
               (CUstream stream, CUdeviceptr address, uint32_t value, unsigned int flags), (stream, address, value, flags))
 VC__ELSEWHERE(cuStreamWaitValue64_ptsz, stream, true,
@@ -99,3 +95,26 @@ VC__ELSEWHERE(cuStreamBatchMemOp_v2_ptsz, stream, true,
               (CUstream stream, unsigned int count, void *operations, unsigned int flags), (stream, count, operations, flags))
 VC__ELSEWHERE(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
               (const void *semaphores, const void *values, unsigned int count, CUstream stream), (semaphores, values, count, stream))
+
+/* By that the stream may join a capture. */
+static CUresult wait_event(CUstream stream, bool per_thread, CUevent event, unsigned int flags, CUresult (*call)(CUstream, CUevent, unsigned int))
+{
+    bool joins = vc_visit_captures();
+    vc_work_elsewhere(vc_work_stream(stream, per_thread));
+    if (joins)
+        vc_visit_forbid_all();
+    CUresult result = call(stream, event, flags);
+    if (joins)
+        vc_visit_allow_all();
+    return result;
+}
+
+CUresult vc_hook_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
+{
+    return wait_event(stream, false, event, flags, vc_real.cuStreamWaitEvent);
+}
+
+CUresult vc_hook_cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags)
+{
+    return wait_event(stream, true, event, flags, vc_real.cuStreamWaitEvent_ptsz);
+}

@@ -232,7 +232,7 @@ static bool unmarked_is_done(const struct vc_under_way *entry, uint64_t now_ns)
 {
     bool asked = false, busy = false;
     if (entry->stream != CU_STREAM_PER_THREAD && entry->epoch == vc_visit_epoch() && vc_visit_begin()) {
-        asked = entry->epoch == vc_visit_epoch() && !vc_visit_captures() && !vc_capture_is(entry->stream);
+        asked = entry->epoch == vc_visit_epoch() && vc_capture_lets_ask(entry->stream);
         busy = asked && vc_real.cuStreamQuery(entry->stream) == CUDA_ERROR_NOT_READY;
         vc_visit_end();
     }
@@ -343,7 +343,7 @@ static enum answer ask_stream(struct vc_tracker *tracker, unsigned place, const 
 {
     enum answer answer = NO_ANSWER;
     if (vc_left_visit(tracker, &tracker->left[place], left->stamp)) {
-        if (!vc_visit_captures() && !vc_capture_is(left->stream))
+        if (vc_capture_lets_ask(left->stream))
             answer = vc_real.cuStreamQuery(left->stream) == CUDA_ERROR_NOT_READY ? BUSY : IDLE;
         vc_visit_end();
     }
