@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -88,20 +89,33 @@ class UnschedulablePods:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pods: dict[str, Unschedulable] = {}
+        self._in_namespace: collections.Counter[str] = collections.Counter()
         self._woken: collections.OrderedDict[str, _Woken] = collections.OrderedDict()
         self._freed = math.inf  # since when something is free that no API object shows
 
     def put(self, one: Unschedulable) -> None:
         """In place of what was known of the pod."""
-        self._pods.pop(one.uid, None)
+        self._forget(one.uid)
+        self._keep(one)
+        if len(self._pods) > _MOST:  # who has many pods makes us forget its own, nobody else's
+            crowd, _ = self._in_namespace.most_common(1)[0]
+            self._forget(next(uid for uid, other in self._pods.items() if other.namespace == crowd))
+
+    def _keep(self, one: Unschedulable) -> None:
         self._pods[one.uid] = one
-        if len(self._pods) > _MOST:
-            del self._pods[next(iter(self._pods))]
+        self._in_namespace[one.namespace] += 1
+
+    def _forget(self, uid: str) -> None:
+        one = self._pods.pop(uid, None)
+        if one is not None:
+            self._in_namespace[one.namespace] -= 1
+            if not self._in_namespace[one.namespace]:
+                del self._in_namespace[one.namespace]
 
     def drop(self, uid: str, *, for_good: bool = False) -> None:
         """It was refused no more, or for what only its owner can change; `for_good`: it has a place, or is gone."""
         if self._pods or self._woken:
-            self._pods.pop(uid, None)
+            self._forget(uid)
             if for_good:
                 self._woken.pop(uid, None)
 
@@ -110,7 +124,7 @@ class UnschedulablePods:
         self._freed = min(self._freed, self._clock())
 
     def due(self) -> list[Unschedulable]:
-        """Who may be woken by now if what it needs is there."""
+        """Who may be woken by now if what it needs is there: one of each namespace in turn, the oldest of it first."""
         now = self._clock()
         room = self._freed + REST <= now
         found, fresh = list[Unschedulable](), False
@@ -122,7 +136,11 @@ class UnschedulablePods:
                     fresh = True
         if room:
             self._freed = now if fresh else math.inf
-        return found
+        turns, had = list[tuple[int, Unschedulable]](), collections.Counter[str]()
+        for one in found:
+            had[one.namespace] += 1
+            turns.append((had[one.namespace], one))
+        return [one for _, one in sorted(turns, key=itemgetter(0))]
 
     def rests(self, uid: str) -> bool:
         """Whether it was woken too lately to be woken again."""
@@ -134,13 +152,14 @@ class UnschedulablePods:
     def wake(self, one: Unschedulable) -> None:
         """It is being woken: until it is refused again there is nothing to do. Each time it rests longer."""
         times = self._woken[one.uid].times if one.uid in self._woken else 0
-        del self._pods[one.uid]
+        self._forget(one.uid)
         self._rest(one.uid, times + 1, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(times, 30)))
 
     def not_woken(self, one: Unschedulable) -> None:
         """The API server did not answer."""
         self._rest(one.uid, self._woken[one.uid].times if one.uid in self._woken else 1, _RETRY)
-        self._pods.setdefault(one.uid, one)
+        if one.uid not in self._pods:
+            self._keep(one)
         self.free()
 
     def _rest(self, uid: str, times: int, seconds: float) -> None:

@@ -17,7 +17,7 @@ from vcuda.kube.objects import path
 from vcuda.logs import fields
 
 MOST = 16  # a second
-_GONE = (404, 409)  # the pod is gone, or is another one of that name
+_GONE, _CONFLICT = 404, 409  # another one of that name, or somebody writes it at this moment
 _FORBIDDEN = (401, 403)
 _FORBIDDEN_REST = 300.0  # seconds: only an administrator can change that
 _ASKED_OFTEN, _SERVER_FAILED = 429, 500
@@ -51,7 +51,10 @@ class Waker:
                 continue
             except KubeError as error:
                 self._failed()
-                if error.status in _GONE:
+                if error.status == _GONE:
+                    continue
+                if error.status == _CONFLICT:
+                    self._engine.not_woken(one)  # what is gone the watch takes away
                     continue
                 passing = error.status is None or error.status == _ASKED_OFTEN or error.status >= _SERVER_FAILED
                 if error.status in _FORBIDDEN:

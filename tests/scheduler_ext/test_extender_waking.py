@@ -326,6 +326,32 @@ def test_five_thousand_refused_pods_are_kept_in_bounded_memory() -> None:
     assert len(engine.cache.unschedulable._pods) == 4096
 
 
+def of(namespace: str, one: dict[str, Any]) -> dict[str, Any]:
+    return one | {"metadata": one["metadata"] | {"namespace": namespace}}
+
+
+def test_who_has_thousands_of_refused_pods_makes_nobody_elses_forgotten() -> None:
+    engine, clock = engine_with(node("a", cards("a", 8)))
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cores: 0}\n- {namespace: crowd, cores: 0}"}})
+    assert not placed(engine, pod("victim", 1, 1))
+    for number in range(5000):
+        assert not placed(engine, of("crowd", pod(f"p{number}", 1, 1)))
+    assert len(engine.cache.unschedulable._pods) == 4096
+    engine.see_quotas(None)
+    assert "victim" in woken(engine, clock)
+
+
+def test_namespaces_take_turns_at_being_woken() -> None:
+    engine, clock = engine_with(node("a", cards("a", 8)))
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cores: 0}\n- {namespace: crowd, cores: 0}"}})
+    for number in range(100):
+        assert not placed(engine, of("crowd", pod(f"p{number}", 1, 1)))
+    for name in ("first", "second"):
+        assert not placed(engine, pod(name, 1, 1))
+    engine.see_quotas(None)
+    assert woken(engine, clock)[:5] == ["p0", "first", "p1", "second", "p2"]
+
+
 # --- the write ---
 
 
@@ -368,12 +394,12 @@ def test_a_pod_that_can_not_be_woken_is_not_tried_again_and_again(api: FakeApi, 
     for _ in range(60):
         clock.now += 1
         waker.wake()
-    assert len(failures) == len(tried) == (2 if status == 500 else 1)
+    assert len(failures) == len(tried) == (2 if status in (409, 500) else 1)
     assert b"vcuda_extender_woken_total{" not in engine.metrics.render()
     clock.now += 300
     api.hook = lambda _: None
     waker.wake()
-    assert (b"vcuda_extender_woken_total{" in engine.metrics.render()) is (status in (403, 500))
+    assert (b"vcuda_extender_woken_total{" in engine.metrics.render()) is (status in (403, 409, 500))
 
 
 def test_an_api_server_that_is_away_is_asked_again_later(api: FakeApi, tmp_path: Path) -> None:
