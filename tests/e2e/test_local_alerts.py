@@ -27,7 +27,7 @@ FIRED_BY = {found.alert: name for name, found in breaks.BREAKS.items() if found.
 # Not broken by the list: what they watch takes another cluster, a real card, or minutes of work. promtool tests them all.
 ELSEWHERE = {
     "VcudaAllocationsRefused", "VcudaThreadFailures", "VcudaMemoryUnaccounted", "VcudaBypass",
-    "VcudaDrift", "VcudaDevicesLost", "VcudaOverbooked", "VcudaBookingDiffers", "VcudaStandingBy",
+    "VcudaDrift", "VcudaDevicesLost", "VcudaOverbooked", "VcudaBookingDiffers", "VcudaQuotasInvalid", "VcudaStandingBy",
 }  # fmt: skip
 
 
