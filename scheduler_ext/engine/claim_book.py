@@ -229,25 +229,22 @@ class ClaimBook:
         """Whether the watch has shown a claim, ours or not."""
         return (namespace, name) in self._claims or (namespace, name) in self._others
 
-    def knows_classes(self, namespace: str, name: str) -> bool:
-        """Whether the watch has shown all classes that a claim names, but for the one of our driver's name."""
-        there = self._open.get((namespace, name))
-        return there is None or all(map(self.knows_class, there.named))
-
     def knows_class(self, name: str) -> bool:
         """Whether the watch has shown a class, or it is the one of our driver's name."""
         return name in self._classes or name == self._cache.names.driver
 
-    def knows_resource(self, resource: str) -> bool:
-        """Whether a class that the watch has shown, or some node's device plugin, has an extended resource."""
-        return resource in self._named or resource in self._cache.plugins
+    def may_be_ours(self, resource: str) -> bool:
+        """Whether a class of our cards may stand behind an extended resource, on a node that has none of its own."""
+        return resource in self.extended or resource not in self._named
 
     def knows(self, kind: str, name: str) -> bool:
-        """Whether a watch has shown a "claim" (NAMESPACE/NAME), a "class" or a "resource"."""
+        """Whether a watch has shown something; see Unseen."""
         if kind == "claim":
             namespace, _, own = name.partition("/")
             return self.seen(namespace, own)
-        return self.knows_class(name) if kind == "class" else self.knows_resource(name)
+        if kind == "class":
+            return self.knows_class(name)
+        return name in self._named or (kind == "resource" and name in self._cache.plugins)
 
     def unseen_of(self, namespace: str, name: str) -> Unseen:
         """What of a claim no watch has shown: itself, or classes that it names."""

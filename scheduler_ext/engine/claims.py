@@ -171,41 +171,63 @@ class Claims:
         """Whether kubelet has started a pod with claims."""
         return uid in self._users and self._users[uid].runs
 
-    def asks_as_extended(self, pod: Mapping[str, Any]) -> bool:
+    def asks_as_extended(self, pod: Mapping[str, Any], nodes: Sequence[str]) -> bool:
         """Whether a pod asks for devices that may be ours by the extended resource of a DeviceClass."""
-        return asks_as_extended(pod, self._cache.names, self._book.extended) is not None or self._unseen_class(pod)
-
-    def _unseen_class(self, pod: Mapping[str, Any]) -> bool:
-        """Whether it asks for a class's devices as an extended resource, and no watch has shown such a class.
-
-        kube-scheduler asks only about pods whose resources it knows; where a quota or a gang depends on it, one that is
-        no node's counts as a class's.
-        """
         if not all(map(self._book.knows_class, classes_as_extended(pod))):
             return True
+        doubtful = self._doubtful(pod)
+        if doubtful and ("deviceclasses" in self._cache.unsynced or len(self._having(doubtful, nodes)) < len(nodes)):
+            return True
+        return asks_as_extended(pod, self._cache.names, self._book.extended, doubtful) is not None
+
+    def _having(self, resources: Sequence[str], nodes: Sequence[str]) -> Sequence[str]:
+        """The nodes whose device plugins have all of some resources."""
+        return self._cache.plugins.among(nodes, resources) if resources else nodes
+
+    def _doubtful(self, pod: Mapping[str, Any]) -> list[str]:
+        """The extended resources behind which a class of our cards may stand, where a quota or a gang depends on it.
+
+        kube-scheduler asks only about pods whose resources it knows. On a node that has one allocatable it takes a
+        device plugin's, and makes no claim; on every other one it knows a class.
+        """
+        if not self._depended_on(pod):
+            return []
+        all_of_them = "deviceclasses" in self._cache.unsynced
         named = maybe_of_classes(pod, self._cache.names)
-        return not all(map(self._book.knows_resource, named)) and self._depended_on(pod)
+        return [one for one in named if all_of_them or self._book.may_be_ours(one)]
 
     def _depended_on(self, pod: Mapping[str, Any]) -> bool:
         """Whether a quota or a gang may depend on what a pod asks."""
         namespace = str(pod["metadata"].get("namespace") or "")
-        return bool(self._book.quotas.of(namespace)) or may_name(pod, self._cache.names)
+        counted = "quotas" in self._cache.unsynced or self._book.quotas.of(namespace)
+        return bool(counted) or may_name(pod, self._cache.names)
 
-    def unseen(self, pod: Mapping[str, Any]) -> bool:
-        """Whether kube-scheduler knows a claim of the pod, or a class of one, that our watch has not shown."""
-        namespace, book = str(pod["metadata"].get("namespace") or ""), self._book
-        named = claims.names_of_claims(pod)
-        shown = all(book.seen(namespace, name) and book.knows_classes(namespace, name) for name in named)
-        return not shown or self._unseen_class(pod)
-
-    def _unseen_of(self, pod: Mapping[str, Any]) -> Unseen:
-        """What of that it is; see Unschedulable."""
+    def unseen(self, pod: Mapping[str, Any], nodes: Sequence[str]) -> Unseen:
+        """What kube-scheduler knows of a pod's claims, or of classes of these, that our watch has not shown."""
         namespace, book = str(pod["metadata"].get("namespace") or ""), self._book
         named = {("class", one) for one in classes_as_extended(pod)}
-        if self._depended_on(pod):
-            named |= {("resource", one) for one in maybe_of_classes(pod, self._cache.names)}
+        doubtful = self._doubtful(pod)
+        if nodes and not self._having(doubtful, nodes):
+            named |= {("named" if one in self._cache.plugins else "resource", one) for one in doubtful}
         those = (book.unseen_of(namespace, name) for name in claims.names_of_claims(pod))
         return frozenset({one for one in named if not book.knows(*one)}.union(*those))
+
+    def _not_shown(self, pod: Mapping[str, Any], unseen: Unseen, why: str) -> str:
+        """Which of it, who asks for it and the way out."""
+        kind, name = min(unseen)
+        if kind == "claim":
+            what, way_out = f"claim {printable(name)}", "kubectl get resourceclaims"
+        else:
+            what, way_out = f"DeviceClass {printable(name)}", "kubectl get deviceclasses"
+            asking = classes_as_extended(pod)
+            if kind != "class":
+                what, asking = f"a DeviceClass for {printable(name)}", maybe_of_classes(pod, self._cache.names)
+                way_out += "), or on nodes that have some allocatable (what another scheduler extender gives can be "
+                way_out += "asked for in a namespace without a quota, outside of gangs"
+            if name in asking:
+                what += f", for which container {quoted(asking[name])} asks"
+        way_out = f"the pod passes once it is there ({way_out})"
+        return f"the watch has not yet shown {what}, and {why} leaves no guess; {way_out}"
 
     def book(self) -> Book:
         """What Waking looks at."""
@@ -226,6 +248,18 @@ class Claims:
         self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False
     ) -> Generator[None, None, Verdict | None]:
         """See Engine.filter_claims. It stops where the lock may be let go of for a while."""
+        doubtful = self._doubtful(pod)
+        having = self._having(doubtful, names)
+        if 0 < len(having) < len(names):
+            # The others are refused: with a class behind it kube-scheduler would make the claim there.
+            found = yield from self._deciding(pod, having, doubtful, briefly)
+            return Verdict(passed=having) if found is None else found
+        return (yield from self._deciding(pod, names, doubtful if having else (), briefly))
+
+    def _deciding(
+        self, pod: Mapping[str, Any], names: Sequence[str], plugged: Collection[str], briefly: bool
+    ) -> Generator[None, None, Verdict | None]:
+        """`plugged`: extended resources that device plugins have on all these nodes."""
         metadata = pod["metadata"]
         uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
         decision = partial(
@@ -239,7 +273,7 @@ class Claims:
             user = self._user(pod)
             in_gang = user.gang is not None and user.gang.size > 1
             others_too = self._book.extended if counted_here or in_gang else {}
-            problem = asks_as_extended(pod, self._cache.names, others_too)
+            problem = asks_as_extended(pod, self._cache.names, others_too, plugged)
             if problem is not None:
                 raise problem
             waiting = self._waiting(user)
@@ -248,12 +282,10 @@ class Claims:
             return refused(error.reason, error.message)
         doubt = next(((claim.name, claim.doubt) for claim in waiting if claim.doubt is not None), None)
         if doubt is not None and (counted_here or in_gang):
-            return refused.unseen(doubt[1].reason, f"claim {doubt[0]}: {doubt[1].message}", self._unseen_of(pod))
-        if (counted_here or in_gang) and self.unseen(pod):
-            what = "a claim of the pod" if not self._unseen_class(pod) else "a DeviceClass that the pod asks for"
-            why = "its namespace's quota" if counted_here else "its gang"
-            message = f"the watch has not shown {what} yet, and {why} leaves no guess"
-            return refused.unseen(ExtenderReason.NOT_SYNCED, message, self._unseen_of(pod))
+            return refused.unseen(doubt[1].reason, f"claim {doubt[0]}: {doubt[1].message}", self.unseen(pod, names))
+        if (counted_here or in_gang) and (unseen := self.unseen(pod, names)):
+            why = f"the quota of namespace {printable(namespace)}" if counted_here else "its gang"
+            return refused.unseen(ExtenderReason.NOT_SYNCED, self._not_shown(pod, unseen, why), unseen)
         if not shape.steps:
             return None if doubt is None else self._left(names, decision(counts={}), refused.no_room)
         rows = self._rows(names)

@@ -41,7 +41,7 @@ from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pod_texts import KnownPod, PodTexts
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape
-from scheduler_ext.state.unschedulable import Unschedulable
+from scheduler_ext.state.unschedulable import Unschedulable, Unseen
 from vcuda.spec import device_classes, request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
@@ -183,15 +183,15 @@ class Engine:
         with self._lock:
             return self._claims.score_some(pod)
 
-    def asks_as_extended(self, pod: Mapping[str, Any]) -> bool:
+    def asks_as_extended(self, pod: Mapping[str, Any], nodes: Sequence[str]) -> bool:
         """Whether a pod asks for devices that may be ours by the extended resource of a DeviceClass."""
         with self._lock:
-            return self._claims.asks_as_extended(pod)
+            return self._claims.asks_as_extended(pod, nodes)
 
-    def claims_unseen(self, pod: Mapping[str, Any]) -> bool:
-        """Whether a claim of the pod exists, or a class of one, that the watch has not shown yet."""
+    def claims_unseen(self, pod: Mapping[str, Any], nodes: Sequence[str]) -> Unseen:
+        """What of a pod's claims, or of classes of these, exists and was not shown by the watch yet."""
         with self._lock:
-            return self._claims.unseen(pod)
+            return self._claims.unseen(pod, nodes)
 
     def prioritize(self, pod: Mapping[str, Any], names: Sequence[str]) -> list[int]:
         """0…10 per name: 10 for the node already decided for the pod, else by cost; 0 where it does not fit."""

@@ -33,6 +33,7 @@ from vcuda.spec import request as pod_request
 _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients without a certificate
 
 _UNSEEN_SECONDS, _UNSEEN_PAUSE = 2.0, 0.01  # for a claim that kube-scheduler knows and we do not
+_MOST_IN_VAIN = 1024  # names of classes and resources
 
 Verb = Callable[[bytes], bytes | Awaitable[bytes] | Later[bytes]]
 Observe = Callable[[float], None]
@@ -50,6 +51,7 @@ class Extender:
     def __init__(self, engine: Engine, binder: Binder) -> None:
         self._engine, self._binder = engine, binder
         self._scoring = asyncio.Lock()
+        self._in_vain: dict[tuple[str, str], None] = {}  # what was waited for and not shown, the oldest first
         count = engine.metrics.verdicts.labels
         self._untouched, self._chosen, self._refused = count("untouched"), count("chosen"), count("refused")
         self._bound_ones = engine.metrics.binds.labels("bound")
@@ -100,11 +102,13 @@ class Extender:
 
     def filter_claims(self, body: bytes) -> bytes | Awaitable[bytes]:
         args = extender_v1.read_args(body, self._engine.offered)
-        if not args.pod["spec"].get("resourceClaims") and not self._engine.asks_as_extended(args.pod):
+        if not args.pod["spec"].get("resourceClaims") and not self._engine.asks_as_extended(args.pod, args.names):
             return extender_v1.untouched(args)
         self._require_uid(args.pod)
         self._require_ready()
-        return self._claims_later(args) if self._engine.claims_unseen(args.pod) else self._claims_soon(args)
+        unseen = self._engine.claims_unseen(args.pod, args.names)
+        # What was waited for in vain, as another extender's resource, wakes its pods when it is there.
+        return self._claims_later(args) if unseen - self._in_vain.keys() else self._claims_soon(args)
 
     def _claims_soon(self, args: ExtenderArgs) -> bytes | Awaitable[bytes]:
         try:
@@ -116,8 +120,12 @@ class Extender:
         """kube-scheduler's watch was faster than ours."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _UNSEEN_SECONDS
-        while loop.time() < until and self._engine.claims_unseen(args.pod):
+        while (unseen := self._engine.claims_unseen(args.pod, args.names)) and loop.time() < until:
             await asyncio.sleep(_UNSEEN_PAUSE)
+        # A claim has another name each time.
+        self._in_vain |= dict.fromkeys(one for one in unseen if one[0] != "claim")
+        while len(self._in_vain) > _MOST_IN_VAIN:
+            del self._in_vain[next(iter(self._in_vain))]
         answer = self._claims_soon(args)
         return answer if isinstance(answer, bytes) else await answer
 

@@ -1,28 +1,35 @@
-"""Extended resources that some node's device plugins offer: what no node offers can only be a DeviceClass's."""
+"""Extended resources of nodes' device plugins: one that a node has not can only be a DeviceClass's there."""
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence, Set
 
 
 class Plugins:
-    """How many nodes have each resource. Not locked: the engine's lock covers it."""
+    """Which nodes have each resource. Not locked: the engine's lock covers it."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Collection[str]] = {}
-        self._count: collections.Counter[str] = collections.Counter()
+        self._resources: dict[str, Collection[str]] = {}  # by node
+        self._nodes: dict[str, set[str]] = {}  # by resource
 
     def set_node(self, node: str, resources: Collection[str]) -> None:
-        old = self._nodes.get(node, ())
+        old = self._resources.get(node, ())
         if resources == old:
             return
-        self._count.subtract(old)
-        self._count.update(resources)
-        self._count = +self._count
-        self._nodes[node] = resources
+        for one in old:
+            self._nodes[one].discard(node)
+            if not self._nodes[one]:
+                del self._nodes[one]
+        for one in resources:
+            self._nodes.setdefault(one, set()).add(node)
+        self._resources[node] = resources
         if not resources:
-            del self._nodes[node]
+            del self._resources[node]
 
     def __contains__(self, resource: str) -> bool:
-        return resource in self._count
+        return resource in self._nodes
+
+    def among(self, nodes: Sequence[str], resources: Iterable[str]) -> Sequence[str]:
+        """Those of some nodes that have all of some resources."""
+        there: list[Set[str]] = [self._nodes.get(one, frozenset()) for one in resources]
+        return [node for node in nodes if all(node in some for some in there)]

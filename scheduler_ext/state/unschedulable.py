@@ -27,7 +27,9 @@ _FIRST_WAIT, _LONGEST_WAIT = 10.0, 300.0  # between two times that one pod is wo
 _RETRY = 30.0  # after the API server did not answer
 
 
-Unseen = frozenset[tuple[str, str]]  # what no watch has shown: "claim", "class" or "resource", and its name
+# What no watch has shown: a "claim", a "class", or a "resource" of no node and no class ("named": of no class, and
+# of no node that was offered); and its name.
+Unseen = frozenset[tuple[str, str]]
 
 
 class Needs(enum.Enum):

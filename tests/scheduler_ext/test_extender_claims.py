@@ -252,7 +252,7 @@ def test_claims_of_others_and_allocated_ones_let_all_nodes_pass(engine: Engine) 
     engine.see_claim(claim("theirs", other))
     engine.see_claim(allocated(claim("old"), ("a", "GPU-a-0", 60, 20)))
     assert asks(engine, user("p", "theirs", "old")) is None
-    assert not engine.claims_unseen(user("p", "theirs", "old")) and engine.claims_unseen(user("p", "new"))
+    assert not engine.claims_unseen(user("p", "theirs", "old"), ["a"]) and engine.claims_unseen(user("p", "new"), ["a"])
 
 
 def test_a_claim_that_no_card_can_give_is_refused_with_the_reason(engine: Engine) -> None:

@@ -153,7 +153,7 @@ def test_a_claim_that_was_not_seen_passes_no_quota() -> None:
             assert verdict is not None and verdict.chosen is not None
             continue
         reason, message = refusal(verdict)
-        assert reason is ExtenderReason.NOT_SYNCED and "has not shown a claim of the pod yet" in message
+        assert reason is ExtenderReason.NOT_SYNCED and "has not yet shown claim default/unseen" in message
         theirs = claim("unseen", {"name": "nic", "exactly": {"deviceClassName": "nic"}})
         engine.see_claim(theirs)
         assert asks(engine, one) is not None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.http import app
 from scheduler_ext.sync import templates
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.backoff import Backoff
@@ -37,7 +38,7 @@ def asks(extender: Running, pod: dict[str, Any], *names: str) -> list[str]:
 
 def test_a_pod_with_a_claim_gets_one_node_and_others_pass(api: FakeApi, extender: Running) -> None:
     api.put("resourceclaims", claim("c"))
-    eventually(lambda: not extender.engine.claims_unseen(user("p", "c")))
+    eventually(lambda: not extender.engine.claims_unseen(user("p", "c"), ["a"]))
     assert len(asks(extender, user("p", "c"), "a", "b")) == 1
     assert asks(extender, plain_pod("q"), "a", "b", "c") == ["a", "b", "c"]
 
@@ -74,7 +75,7 @@ def test_in_a_namespace_with_a_quota_a_claim_that_is_not_seen_lets_no_pod_throug
 ) -> None:
     extender.engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 0}]"}})
     api.put("resourceclaims", claim("seen"))
-    eventually(lambda: not extender.engine.claims_unseen(user("p", "seen")))
+    eventually(lambda: not extender.engine.claims_unseen(user("p", "seen"), ["a"]))
     for names in (["never"], ["seen", "never"]):
         body = {"Pod": user("p", *names), "NodeNames": ["a", "b"]}
         answer = extender.post("/scheduler/claims/filter", body)
@@ -86,6 +87,20 @@ def test_in_a_namespace_with_a_quota_a_claim_that_is_not_seen_lets_no_pod_throug
     api.put("resourceclaims", claim("late"))
     asking.join(20)
     assert len(found) == 1
+
+
+def test_a_resource_that_never_is_a_classs_is_waited_for_once(
+    extender: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another scheduler extender's, of which no class ever comes."""
+    extender.engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 0}]"}})
+    monkeypatch.setattr(app, "_UNSEEN_SECONDS", 0.1)
+    for name in "pq":
+        one = plain_pod(name)
+        one["spec"]["containers"] = [{"name": "main", "resources": {"limits": {"example.com/theirs": "1"}}}]
+        answer = extender.post("/scheduler/claims/filter", {"Pod": one, "NodeNames": ["a", "b"]})
+        assert answer["NodeNames"] == [] and "a DeviceClass for example.com/theirs" in str(answer)
+        monkeypatch.setattr(app, "_UNSEEN_SECONDS", 3600)
 
 
 def test_what_the_watch_shows_is_booked_and_goes(api: FakeApi, extender: Running) -> None:

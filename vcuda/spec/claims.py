@@ -210,32 +210,41 @@ def _resources(pod: Mapping[str, Any]) -> Iterator[tuple[object, str, object]]:
                     yield container.get("name"), resource, amount
 
 
-def classes_as_extended(pod: Mapping[str, Any]) -> set[str]:
-    """The DeviceClasses that a pod names as extended resources, by the prefix that each class has. Never raises."""
-    named = (resource for _, resource, _ in _resources(pod) if resource.startswith(EXTENDED_PREFIX))
-    return {resource.removeprefix(EXTENDED_PREFIX) for resource in named}
+def classes_as_extended(pod: Mapping[str, Any]) -> dict[str, object]:
+    """The DeviceClasses that a pod names as extended resources, by the prefix that each class has. Never raises.
+
+    Each with the name of a container that asks, as below.
+    """
+    return {
+        resource.removeprefix(EXTENDED_PREFIX): container
+        for container, resource, _ in _resources(pod)
+        if resource.startswith(EXTENDED_PREFIX)
+    }
 
 
-def maybe_of_classes(pod: Mapping[str, Any], names: Names) -> set[str]:
+def maybe_of_classes(pod: Mapping[str, Any], names: Names) -> dict[str, object]:
     """The other resources of which a pod asks some and that may be a class's `extendedResourceName`. Never raises."""
     return {
-        resource
-        for _, resource, amount in _resources(pod)
+        resource: container
+        for container, resource, amount in _resources(pod)
         if may_be_of_class(resource, names) and (parse_quantity(amount) or (0, 1))[0] > 0
     }
 
 
 def asks_as_extended(
-    pod: Mapping[str, Any], names: Names = _DEFAULT_NAMES, others: Mapping[str, Collection[str]] = _NO_OTHERS
+    pod: Mapping[str, Any],
+    names: Names = _DEFAULT_NAMES,
+    others: Mapping[str, Collection[str]] = _NO_OTHERS,
+    but: Collection[str] = (),
 ) -> InvalidRequest | None:
     """Why a pod must wait that asks for devices of our class as an extended resource; None: it does not. Never raises.
 
     kube-scheduler makes its claim only after it has decided, so no filter could count it. `others`: the same for more
-    resources, each with the DeviceClasses that stand behind it.
+    resources, each with the DeviceClasses that stand behind it, without those in `but`.
     """
     own = EXTENDED_PREFIX + names.driver
     for container, resource, _ in _resources(pod):
-        if resource == own or resource in others:
+        if resource == own or (resource in others and resource not in but):
             behind = names.driver if resource == own else min(others[resource])
             return InvalidRequest(
                 Reason.INVALID_POD,
