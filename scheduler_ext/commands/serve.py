@@ -60,7 +60,7 @@ def listen(address: str, port: int, option: str) -> socket.socket:
 
 
 class LostLease(Exception):
-    """Another replica leads now, so that this process had to end."""
+    """Another replica leads now, or may, so that this process had to end."""
 
 
 def _election(
@@ -272,7 +272,7 @@ class _Replica:
         await self._binder.close()
 
     def run(self) -> None:
-        """Serve until a signal, or until another replica has taken the lease. Raises LostLease."""
+        """Serve until a signal, or until the lease is not its own any more. Raises LostLease."""
         signal.signal(signal.SIGTERM, self._end)  # until the server catches it
         self._sweeper.start()
         self._teller.start()
@@ -318,4 +318,4 @@ class _Replica:
             self._election.release()
         self._api.client.endpoint.close()
         if self._lost:
-            raise LostLease("another replica has taken the lease; this one ends, to start again as a standby")
+            raise LostLease("the lease is gone or another replica's; this one ends, to start again as a standby")

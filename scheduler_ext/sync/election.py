@@ -3,12 +3,17 @@
 Clocks are never compared between machines. A standby takes a lease over only after it has watched it unchanged for its
 whole duration on its own monotonic clock. The leader counts from before it sent its last successful renewal and stops
 `margin_seconds` earlier, so that what it has sent by then has arrived before anybody else may serve.
+
+That a lease is not there says nothing: it may have been deleted, or a backup restored, and its leader goes on until it
+looks again. Who finds none makes it, which only one can, and serves a whole duration later. One without a holder is
+free at once only if its leader marked it as given back.
 """
 
 from __future__ import annotations
 
 import datetime
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +26,7 @@ from vcuda.kube.worker import Worker
 _log = logging.getLogger(__name__)
 _CONFLICT = 409
 _RENEWALS = 6  # per lease duration
+_GIVEN_BACK = 1  # the leaseDurationSeconds of a lease that its leader gave back, as in client-go; else it is longer
 _NEVER = float("-inf")
 
 
@@ -43,7 +49,8 @@ class Election:
     """One replica's part. `step` is called by one thread; the questions may be asked by any.
 
     `gained` is called once, when this replica first leads; `ready` says whether it can serve then (the role label waits
-    for it); `lost` is called when another replica has taken the lease: what is known here is stale for good.
+    for it); `lost` is called when the lease that it led by is not its own any more: another may have served, and what
+    is known here is stale for good.
     `pod`: our own pod, whose role label follows; `identity` must differ between all processes.
     """
 
@@ -68,6 +75,9 @@ class Election:
         self._pod, self._label = pod, label
         self._seconds, self._margin, self._clock = lease_seconds, margin_seconds, clock
         self._until = _NEVER
+        # From when on nobody of before can serve, if the lease is ours; None: that is not known yet.
+        self._from: float | None = None
+        self._longest = lease_seconds  # of all durations seen: replicas may be set differently during a rollout
         self._has_led = self._over = False
         self._role = ""
         self._seen: tuple[str, str] | None = None  # holder and version of the lease
@@ -101,40 +111,48 @@ class Election:
         except KubeError as error:
             self._problem = f"lease {self._lease} could not be read or renewed: {error}"
             _log.warning("%s", self._problem)
-        if not self._over:
+        if self._over:
+            self._show_role("standby")
+        else:
             self._show_role("leader" if self.standby_reason() is None and self._ready() else "standby")
 
     def _try(self) -> None:
         found = self._api.lease(self._lease.namespace, self._lease.name)
         spec: Mapping[str, Any] = (found or {}).get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
-        if found is not None and holder not in ("", self._identity):
-            if self._has_led:
-                self._over = True
-                self._problem = f"lease {self._lease} has been taken by {holder}"
-                _log.error("%s; this replica's view is stale and it ends", self._problem)
-                self._lost()
+        ours = found is not None and holder == self._identity
+        if self._has_led and not ours:
+            what = "is gone" if found is None else f"has been taken by {holder}" if holder else "has no holder any more"
+            self._over = True
+            self._problem = f"lease {self._lease} {what}"
+            _log.error("%s; this replica's view is stale and it ends", self._problem)
+            self._lost()
+            return
+        if not ours:
+            self._from = None
+        if found is not None and not ours:
+            if not self._free(found, holder, spec):
+                self._problem = f"{holder or 'nobody'} holds lease {self._lease}"
                 return
-            if not self._unchanged(found, holder, spec):
-                self._problem = f"{holder} holds lease {self._lease}"
-                return
+            self._from = _NEVER  # also if the answer to the write is lost: it is by this version, or not at all
         self._take(found, spec, holder)
 
-    def _unchanged(self, found: Mapping[str, Any], holder: str, spec: Mapping[str, Any]) -> bool:
-        """Whether the holder has let its whole lease pass before our eyes."""
+    def _free(self, found: Mapping[str, Any], holder: str, spec: Mapping[str, Any]) -> bool:
+        """Whether its leader gave it back, or the holder has let its whole lease pass before our eyes."""
+        duration = spec.get("leaseDurationSeconds")
+        if not holder and duration == _GIVEN_BACK:
+            return True
         seen = (holder, str(found["metadata"].get("resourceVersion", "")))
         if seen != self._seen:
             self._seen, self._seen_since = seen, self._clock()
-        duration = spec.get("leaseDurationSeconds")
-        # Both durations count: replicas may be set differently during a rollout.
-        longest = max(self._seconds, float(duration) if isinstance(duration, int) else 0.0)
-        return self._clock() - self._seen_since > longest
+        self._longest = max(self._longest, float(duration) if isinstance(duration, int) else 0.0)
+        return self._clock() - self._seen_since > self._longest
 
     def _take(self, found: dict[str, Any] | None, spec: Mapping[str, Any], holder: str) -> None:
         wanted = {
             **spec,
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": -int(-self._seconds // 1),
+            "leaseDurationSeconds": max(_GIVEN_BACK + 1, math.ceil(self._seconds)),
             "renewTime": _now(),
         }
         if holder != self._identity:
@@ -147,6 +165,19 @@ class Election:
             if error.status != _CONFLICT:
                 raise
             self._problem = f"another replica was faster with lease {self._lease}"
+            return
+        now = self._clock()
+        if self._from is None:
+            self._from = now + self._longest
+            _log.info(
+                "there was no lease %s: it is made, and this replica serves in %.0f s; if it was deleted, its leader "
+                "has stopped by then", self._lease, self._longest,
+            )  # fmt: skip
+        if now < self._from:
+            self._problem = (
+                f"there was no lease {self._lease}; this replica has made it, and serves in {self._from - now:.0f} s: "
+                "if it was deleted, its leader has stopped by then"
+            )
             return
         self._until = sent + self._seconds - self._margin
         self._problem = f"its last renewal of lease {self._lease} is too long ago"
@@ -183,7 +214,9 @@ class Election:
         try:
             found = self._api.lease(self._lease.namespace, self._lease.name)
             if found is not None and (found.get("spec") or {}).get("holderIdentity") == self._identity:
-                spec = {**found["spec"], "holderIdentity": "", "renewTime": _now()}
+                spec = {
+                    **found["spec"], "holderIdentity": "", "renewTime": _now(), "leaseDurationSeconds": _GIVEN_BACK
+                }  # fmt: skip
                 self._api.put_lease(self._lease.namespace, self._lease.name, found, spec)
             self._show_role("standby")
         except KubeError as error:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,28 @@ LABEL = "tencent.com/vcuda-extender-role"
 Start = Callable[..., Any]
 
 
-class World:
-    """Time and a lease, as the replicas see them through calls that may take long, fail, or lose their answers."""
+GIVEN_BACK = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": "2026-11-27T00:00:00.000000Z"}
 
-    def __init__(self, dice: random.Random | None = None) -> None:
+
+class World:
+    """Time and a lease, as the replicas see them through calls that may take long, fail, or lose their answers.
+
+    It begins with a lease that the last leader gave back; `new`: with none.
+    """
+
+    def __init__(self, dice: random.Random | None = None, *, new: bool = False) -> None:
         self.now = 100.0
+        self.version = 1
         self.found: dict[str, Any] | None = None
+        if not new:
+            self.edit(GIVEN_BACK)
         self.labels: dict[str, str] = {}
         self.down: set[str] = set()
         self.dice = dice
+
+    def edit(self, spec: Mapping[str, Any]) -> None:
+        self.version += 1
+        self.found = {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(spec)}
 
     def call(self, who: str, act: Callable[[], Any]) -> Any:
         if who in self.down:
@@ -68,7 +81,7 @@ class Lines:
             now = int(found["metadata"]["resourceVersion"]) if found else 0
             if now != (int(old["metadata"]["resourceVersion"]) if old else 0):
                 raise ApiError(409, "changed")
-            self.world.found = {"metadata": {"resourceVersion": str(now + 1)}, "spec": dict(spec)}
+            self.world.edit(spec)
 
         self.world.call(self.who, act)
 
@@ -112,7 +125,7 @@ def test_the_first_leads_and_the_second_takes_over_only_after_the_whole_lease() 
     world.now += 10
     two.step()
     assert two.serves and two.events == ["gained"] and world.labels == {"one": "standby", "two": "leader"}
-    assert world.found is not None and world.found["spec"]["leaseTransitions"] == 1
+    assert world.found is not None and world.found["spec"]["leaseTransitions"] == 2
     one.step()
     assert one.events == ["gained", "lost"] and "taken by two_1" in str(one.election.standby_reason())
     one.step()
@@ -153,6 +166,122 @@ def test_a_lease_given_back_is_taken_at_once() -> None:
     assert two.serves and world.found is not None and world.found["spec"]["holderIdentity"] == "two_1"
 
 
+def test_who_finds_no_lease_makes_it_and_serves_only_after_a_whole_duration() -> None:
+    """A deleted lease looks like a first installation, and its leader goes on until it looks again."""
+    world = World(new=True)
+    one, two = Replica(world, "one"), Replica(world, "two")
+    one.step()
+    two.step()
+    assert (
+        not one.serves and not two.serves and one.events == [] and world.labels == {"one": "standby", "two": "standby"}
+    )
+    assert "one_1 holds lease" in str(two.election.standby_reason())
+    assert "there was no lease n/extender" in str(one.election.standby_reason())
+    world.now += 29.9
+    one.step()
+    assert not one.serves
+    world.now += 0.2
+    one.step()
+    assert one.serves and one.events == ["gained"]
+
+
+@pytest.mark.parametrize("left", [None, {}, {"holderIdentity": ""}, {"holderIdentity": "", "leaseDurationSeconds": 30},
+                                  {"holderIdentity": 7, "leaseDurationSeconds": -5}])  # fmt: skip
+def test_a_lease_that_is_deleted_or_emptied_while_its_leader_lives_makes_no_second_one(left: Any) -> None:
+    world = World()
+    one, two = Replica(world, "one"), Replica(world, "two")
+    one.step()
+    two.step()
+    if left is None:
+        world.found = None
+    else:
+        world.edit(left)
+    until = world.now + 19.9  # that long the leader may serve, whoever can't reach the API server
+    while world.now < until:
+        two.step()
+        assert one.serves and not two.serves
+        world.now += 1
+    one.step()
+    assert not one.serves and one.events[1:] == ["lost"]
+    world.now += 12
+    two.step()
+    world.now += 31
+    two.step()
+    assert two.serves and two.events == ["gained"]
+
+
+@pytest.mark.parametrize("left", [None, {"holderIdentity": ""}, {"holderIdentity": "", "leaseDurationSeconds": 1}])
+def test_a_leader_stops_as_soon_as_it_finds_that_its_lease_is_not_its_own(left: Any) -> None:
+    world = World()
+    one = Replica(world, "one")
+    one.step()
+    if left is None:
+        world.found = None
+    else:
+        world.edit(left)
+    one.step()
+    assert not one.serves and one.events == ["gained", "lost"] and world.labels == {"one": "standby"}
+    one.election.release()
+    assert world.found is None if left is None else world.found is not None and world.found["spec"] == left
+
+
+def test_the_lease_of_one_that_may_not_serve_yet_is_not_given_back() -> None:
+    world = World(new=True)
+    one, two = Replica(world, "one"), Replica(world, "two")
+    one.step()
+    one.election.release()
+    two.step()
+    assert not two.serves
+    world.now += 30.1
+    two.step()
+    assert two.serves
+
+
+def test_who_lost_the_answer_to_its_creation_waits_from_when_it_knows_of_it() -> None:
+    world = World(new=True)
+    one = Replica(world, "one")
+    call = world.call
+
+    def lossy(who: str, act: Callable[[], Any]) -> Any:
+        call(who, act)
+        raise ApiUnreachable("the answer is lost")
+
+    lines: Any = one.election._api
+    lines.lease, real = (lambda *_: None), lines.lease
+    world.call = lossy  # type: ignore[method-assign]
+    one.step()
+    lines.lease, world.call = real, call  # type: ignore[method-assign]
+    world.now += 20
+    one.step()
+    world.now += 29.9
+    one.step()
+    assert not one.serves
+    world.now += 0.2
+    one.step()
+    assert one.serves
+
+
+def test_a_lease_of_before_a_restored_backup_gives_nobody_the_right_to_serve_at_once() -> None:
+    world = World(new=True)
+    one, two = Replica(world, "one"), Replica(world, "two")
+    two.step()
+    saved = world.found
+    assert saved is not None
+    world.edit({**GIVEN_BACK})
+    one.step()
+    two.step()
+    assert one.serves
+    world.edit(saved["spec"])  # it names two, which waited for it and then saw another's
+    two.step()
+    assert not two.serves
+    world.now += 29
+    two.step()
+    assert not two.serves
+    world.now += 1.1
+    two.step()
+    assert two.serves
+
+
 def test_a_longer_lease_of_the_holder_is_respected() -> None:
     world = World()
     one, two = Replica(world, "one", lease_seconds=90.0), Replica(world, "two")
@@ -162,6 +291,14 @@ def test_a_longer_lease_of_the_holder_is_respected() -> None:
     assert one.serves
     two.step()
     assert not two.serves
+    world.found = None  # whoever has seen it waits as long
+    two.step()
+    world.now += 89
+    two.step()
+    assert not two.serves
+    world.now += 1.1
+    two.step()
+    assert two.serves
 
 
 def test_the_role_label_waits_for_readiness() -> None:
@@ -176,9 +313,10 @@ def test_the_role_label_waits_for_readiness() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_never_two_serve_whatever_is_late_or_lost(seed: int) -> None:
+@pytest.mark.parametrize("edits", [False, True], ids=["", "edited"])
+def test_never_two_serve_whatever_is_late_or_lost(seed: int, edits: bool) -> None:
     dice = random.Random(seed)
-    world = World(dice)
+    world = World(dice, new=edits)
     names = iter(range(10_000))
     replicas = [Replica(world, f"r{next(names)}") for _ in range(3)]
     served = 0
@@ -189,6 +327,12 @@ def test_never_two_serve_whatever_is_late_or_lost(seed: int) -> None:
             one.election.release()
         if fate < 0.06 or "lost" in one.events:
             replicas[replicas.index(one)] = Replica(world, f"r{next(names)}")  # a process ends, the next one starts
+        elif fate < 0.07 and edits:
+            edit = dice.choice((None, None, {}, {"holderIdentity": ""}, {"holderIdentity": "who"}))
+            if edit is None:
+                world.found = None
+            else:
+                world.edit(edit)
         elif fate < 0.09:
             world.down ^= {one.election._identity[:-2]}
         else:
@@ -197,7 +341,7 @@ def test_never_two_serve_whatever_is_late_or_lost(seed: int) -> None:
         serving = [other for other in replicas if other.serves]
         assert len(serving) <= 1
         served += len(serving)
-    assert served > 20
+    assert served > (5 if edits else 20)
 
 
 def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp_path: Path) -> None:
@@ -253,7 +397,7 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
         api.put("leases", taken)
         assert running[2].process.wait(20) == 1
         running[2].stop()
-        assert "another replica has taken the lease" in running[2].log[-1]
+        assert "the lease is gone or another replica" in running[2].log[-1]
     finally:
         for served in running:
             if served.process.poll() is None:
