@@ -18,7 +18,7 @@ class ExtenderReason(enum.StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"  # the namespace may not hold so much there
     GANG_INCOMPLETE = "GangIncomplete"  # other pods of the gang are missing or have no place yet
     GANG_DOES_NOT_FIT = "GangDoesNotFit"  # this pod fits, the whole gang does not
-    NOT_LEADER = "NotLeader"  # another replica serves, or the lease could not be renewed
+    NOT_LEADER = "NotLeader"  # another replica serves, the lease could not be renewed, or it was made anew
     UNAUTHENTICATED = "Unauthenticated"  # the client has shown no certificate that counts
     OVERLOADED = "Overloaded"  # too much is being read or worked on at once
     NO_SUCH_POD = "NoSuchPod"
