@@ -91,8 +91,8 @@ static void test_who_stops_behind_a_launch_of_unknown_cost_has_the_card_from_the
     }
     CHECK_NEAR(tenants[1].others_gpu_ns, MS + MS / 2, 50 * US);
     uint64_t before = tenants[1].others_gpu_ns;
-    tenants[0].seen.began_ns = T + 3 * MS; /* its helper lives, and saw it begin: it says until when it lasts */
-    works(0, T + 4 * MS, 0, T + 3 * MS + 200 * US);
+    tenants[0].seen.began_ns = T + 3 * MS; /* its helper lives, and saw it begin: it says until when it lasts, and is charged for that */
+    works(0, T + 4 * MS, 200 * US, T + 3 * MS + 200 * US);
     works(1, T + 4 * MS, MS, T + 6 * MS);
     vc_plan_decide(&plan, T + 4 * MS);
     CHECK_NEAR(tenants[1].others_gpu_ns - before, 100 * US, 10 * US);
@@ -270,6 +270,71 @@ static void test_overlapping_work_is_split(void)
     tenants[1].seen.predicted_finish_ns = T + 10 * MS;
     vc_plan_decide(&plan, T + 20 * MS);
     CHECK(tenants[0].others_gpu_ns == 5 * MS);
+}
+
+/* Tenant 0 waits for each of its short kernels behind slices of tenant 1, whose long one runs on: it has hardly anything of the time that it is predicted to have work there. It
+ * was taken to have half of it: the other one had 65 points of 50. */
+static void test_who_waits_behind_others_had_no_more_than_it_was_charged(void)
+{
+    start(2);
+    works(0, T, 0, T + 30 * MS);
+    works(1, T, 0, T + 30 * MS);
+    vc_plan_decide(&plan, T);
+    works(1, T, 20 * MS, T + 30 * MS);
+    for (uint64_t now = T + MS; now <= T + 10 * MS; now += MS) {
+        works(0, now, 10 * US, now + MS);
+        vc_plan_decide(&plan, now);
+    }
+    CHECK(tenants[1].others_gpu_ns == 10 * 10 * US);
+    CHECK(tenants[0].others_gpu_ns == 10 * MS - 10 * 10 * US);
+}
+
+/* What its helper charges while its kernel is late, and gives back when that turns out to have been short. */
+static void test_what_was_charged_back_did_not_run(void)
+{
+    start(2);
+    works(0, T, 0, T + 30 * MS);
+    works(1, T, 0, T + 30 * MS);
+    vc_plan_decide(&plan, T);
+    works(1, T, 20 * MS, T + 30 * MS);
+    uint64_t half = 0;
+    for (uint64_t now = T + MS; now <= T + 20 * MS; now += 2 * MS) {
+        works(0, now, 10 * US + 900 * US, now + MS);
+        vc_plan_decide(&plan, now);
+        works(0, now + MS, (uint64_t)-(900 * (int64_t)US), now + 2 * MS);
+        vc_plan_decide(&plan, now + MS);
+        half = half ? half : tenants[1].others_gpu_ns;
+    }
+    CHECK(half >= 500 * US && tenants[1].others_gpu_ns <= half + 10 * 10 * US + 400 * US);
+}
+
+/* Charges of long operations go by what others had, so they tell nothing of it: each has an equal part, whatever was charged. */
+static void test_long_operations_have_equal_parts(void)
+{
+    start(2);
+    works(0, T, 0, T + 40 * MS);
+    works(1, T, 0, T + 40 * MS);
+    vc_plan_decide(&plan, T);
+    works(0, T, 5 * MS, T + 40 * MS);
+    works(1, T, 20 * MS, T + 40 * MS);
+    for (uint64_t now = T + MS; now <= T + 20 * MS; now += MS)
+        vc_plan_decide(&plan, now);
+    CHECK(tenants[0].others_gpu_ns == 10 * MS && tenants[1].others_gpu_ns == 10 * MS);
+}
+
+/* A tenant may write that it was charged nothing: what its processes tell counts, too. */
+static void test_who_hides_its_charges_is_believed_to_have_run(void)
+{
+    start(2);
+    works(0, T, 0, T + 30 * MS);
+    works(1, T, 0, T + 30 * MS);
+    vc_plan_decide(&plan, T);
+    works(1, T, 20 * MS, T + 30 * MS);
+    for (uint64_t now = T + MS; now <= T + 10 * MS; now += MS) {
+        tenants[0].seen.told_ns += 500 * US;
+        vc_plan_decide(&plan, now);
+    }
+    CHECK(tenants[1].others_gpu_ns == 5 * MS && tenants[0].others_gpu_ns == 5 * MS);
 }
 
 /* Tenant 0 holds a contended lease from T on, 1 and 2 wait; all of 25 %. */
@@ -710,6 +775,10 @@ int main(void)
     test_a_removed_holder_leaves_the_card_free();
     test_impossible_limits_are_bounded();
     test_overlapping_work_is_split();
+    test_who_waits_behind_others_had_no_more_than_it_was_charged();
+    test_what_was_charged_back_did_not_run();
+    test_long_operations_have_equal_parts();
+    test_who_hides_its_charges_is_believed_to_have_run();
     test_who_leaves_the_card_idle_launches_beside_others();
     test_side_by_side_in_vain_means_leases_for_a_while();
     return check_failures != 0;

@@ -429,6 +429,28 @@ static void test_long_kernels_of_several_tenants_are_charged_what_they_had(void)
     }
 }
 
+/* A neighbour that waits for each of its short kernels behind slices of long ones that run on had next to nothing of that time: taken to have had half of it, it
+ * let them have 60 points of 50 and, with kernels whose time changes, 54. */
+static void test_long_kernels_beside_who_waits_for_each_of_its_own_have_their_limit(void)
+{
+    static const struct model_load loads[] = {
+        {.kernel_ns = 20 * MS, .until_ns = 100 * S},
+        {.kernel_ns = 5 * MS, .until_ns = 100 * S},
+        {.kernel_ns = 20 * US, .slower_ns = 3 * MS, .change_ns = 7 * MS, .sync_every = 1, .until_ns = 100 * S},
+    };
+    for (unsigned i = 0; i < 3; i++) {
+        struct model *model = model_new(1, true);
+        model_tenant(model, 50, 50, true);
+        model_process(model, 0, loads[i]);
+        model_tenant(model, 30, 30, true);
+        model_process(model, 1, (struct model_load){.kernel_ns = 10 * US, .host_ns = 3 * US, .sync_every = 1, .until_ns = 100 * S});
+        model_run(model, 6 * S);
+        double got = share(model, 0, S, 6 * S);
+        CHECK(got >= 47 && got <= 51);
+        model_free(model);
+    }
+}
+
 /* Beside a steady 70 on an H100, where a slice and two switches are long: who waits behind its own work does not wait for a card that cuts no kernel.
  * For ten seconds after that was believed the 30 had 51 points, charged 30. */
 static void test_waiting_behind_work_of_its_own_shows_no_uncut_card(void)
@@ -651,6 +673,7 @@ int main(void)
     test_many_kinds_of_kernels_get_their_shares_on_the_card_that_was_measured();
     test_long_kernels_of_several_tenants_are_charged_what_they_had();
     test_waiting_behind_work_of_its_own_shows_no_uncut_card();
+    test_long_kernels_beside_who_waits_for_each_of_its_own_have_their_limit();
     test_what_a_neighbour_takes_in_advance_comes_back();
     test_a_queue_of_short_kernels_that_turn_long_is_bounded_and_charged();
     test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost();

@@ -53,6 +53,7 @@ _RULES = (
     "arbiter/decide",
     "arbiter/together",
     "arbiter/observe",
+    "arbiter/divide",
 )
 _TICKS = ("-DVC_TICKS_OF_TEST=1",)
 

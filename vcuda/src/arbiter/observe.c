@@ -1,5 +1,7 @@
-/* What tenants say, bounded: charges, credit, predicted finishes, and how the card was divided meanwhile. */
+/* What tenants say, bounded: charges, credit, predicted finishes. */
 #include "arbiter/observe.h"
+
+#include "arbiter/divide.h"
 #include "gate/bucket.h"
 
 /* No tenant can have been charged, nor have predicted, more than this between two looks. */
@@ -150,96 +152,6 @@ static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, int64_t 
         tenant->still_ns -= vc_earlier(tenant->still_ns, (uint64_t)charged);
 }
 
-/* Processes that take turns have the card as one; stopped ones each have slices of their own. */
-static unsigned parts_of(const struct vc_tenant *tenant)
-{
-    return tenant->still ? tenant->seen.open : 1;
-}
-
-static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
-{
-    return plan->uncut_until_ns > now_ns;
-}
-
-/* How long since the last look the tenant had work on the card, as it predicted. On a card that runs every kernel to its end only from
- * when it began: while it waits for a neighbour's kernel neither has anything of the other's time. */
-static uint64_t busy_since(const struct vc_card_plan *plan, const struct vc_tenant *tenant, uint64_t now_ns)
-{
-    uint64_t from = uncut(plan, now_ns) ? vc_later(plan->looked_ns, tenant->seen.began_ns) : plan->looked_ns;
-    uint64_t until = tenant->still ? now_ns : vc_earlier(tenant->finish_ns, now_ns);
-    return until > from ? until - from : 0;
-}
-
-/* Where no kernel is cut, whoever began last runs, and whoever began before it and is not done waits behind it. */
-static void split_by_turns(struct vc_card_plan *plan, uint64_t now_ns)
-{
-    const struct vc_tenant *runner = NULL;
-    for (unsigned i = 0; i < plan->count; i++) {
-        const struct vc_tenant *tenant = &plan->tenants[i];
-        if (busy_since(plan, tenant, now_ns) != 0 && (!runner || tenant->seen.began_ns > runner->seen.began_ns))
-            runner = tenant;
-    }
-    for (unsigned i = 0; runner && i < plan->count; i++)
-        if (&plan->tenants[i] != runner)
-            plan->tenants[i].others_gpu_ns +=
-                vc_earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
-}
-
-/* Whoever was stopped had the card where others had not: they are charged for what they launch, so that was their part, however seldom they had work there. What
- * they launch in advance is done at the pace of their slices. */
-static uint64_t others_of_stopped(const struct vc_card_plan *plan, struct vc_tenant *tenant, uint64_t own_ns)
-{
-    unsigned others = 0;
-    for (unsigned i = 0; i < plan->count; i++) {
-        const struct vc_tenant *other = &plan->tenants[i];
-        if (other == tenant)
-            continue;
-        tenant->beside_still_ns += other->look_charged_ns;
-        others += other->still || other->active ? parts_of(other) : 0;
-    }
-    if (tenant->beside_still_ns > VC_BUCKET_NS)
-        tenant->beside_still_ns = VC_BUCKET_NS;
-    uint64_t most = own_ns * vc_later(others, 1) / (vc_later(others, 1) + parts_of(tenant));
-    uint64_t part = tenant->beside_still_ns > 0 ? vc_earlier((uint64_t)tenant->beside_still_ns, most) : 0;
-    tenant->beside_still_ns -= (int64_t)part;
-    return part;
-}
-
-static unsigned parts_since(const struct vc_card_plan *plan, uint64_t now_ns)
-{
-    unsigned parts = 0;
-    for (unsigned i = 0; i < plan->count; i++)
-        parts += busy_since(plan, &plan->tenants[i], now_ns) != 0 ? parts_of(&plan->tenants[i]) : 0;
-    return parts;
-}
-
-/* What a stopped one is believed to have had: as much as is taken off others' charges, so who is charged for it is believed for ever. */
-static void note_stopped(struct vc_card_plan *plan, uint64_t now_ns)
-{
-    unsigned parts = parts_since(plan, now_ns);
-    for (unsigned i = 0; i < plan->count; i++)
-        if (plan->tenants[i].still)
-            plan->tenants[i].still_ns += busy_since(plan, &plan->tenants[i], now_ns) * parts_of(&plan->tenants[i]) / (parts ? parts : 1);
-}
-
-/* Where several tenants had work on the card, its slices went round: each lost the others' equal parts. */
-static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
-{
-    unsigned parts = parts_since(plan, now_ns);
-    if (parts < 2)
-        return;
-    for (unsigned i = 0; i < plan->count; i++) {
-        uint64_t own = busy_since(plan, &plan->tenants[i], now_ns);
-        if (plan->tenants[i].still) {
-            plan->tenants[i].others_gpu_ns += others_of_stopped(plan, &plan->tenants[i], own);
-            continue;
-        }
-        for (unsigned j = 0; own != 0 && j < plan->count; j++)
-            if (j != i)
-                plan->tenants[i].others_gpu_ns += vc_earlier(own, busy_since(plan, &plan->tenants[j], now_ns)) * parts_of(&plan->tenants[j]) / parts;
-    }
-}
-
 /* A card that slices lets everybody begin after one slice of each of the others, whatever they run. Judged by when the work began, not
  * by when its helper looked: that may be late on a busy machine. */
 static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
@@ -284,6 +196,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
             tenant->virtual_ns += (double)charged / share(tenant);
         tenant->lease_charged_ns += charged;
         tenant->look_charged_ns = charged;
+        vc_plan_note_charged(tenant, elapsed, charged, vc_earlier(tenant->seen.told_ns - tenant->last_told_ns, CHARGE_BOUND_NS));
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
         look_for_stopped(tenant, now_ns, charged);
@@ -304,11 +217,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
             tenant->others_still_ns = now_ns;
     }
     look_for_uncut_kernels(plan, now_ns);
-    if (plan->looked_ns != 0 && uncut(plan, now_ns))
-        split_by_turns(plan, now_ns);
-    else if (plan->looked_ns != 0)
-        split_overlaps(plan, now_ns);
     if (plan->looked_ns != 0)
-        note_stopped(plan, now_ns);
+        vc_plan_divide(plan, now_ns);
     plan->looked_ns = now_ns;
 }

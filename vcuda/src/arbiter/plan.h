@@ -52,6 +52,8 @@ struct vc_tenant {
     double entitled_ns;  /* what is left of the guaranteed share: flows in at `cores`, is charged while others wait */
     uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
     int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */
+    int64_t unrun_ns, told_unrun_ns; /* charged, or told, and not yet taken to have run; below 0 where it was charged back */
+    int64_t largest_ns;  /* the largest charge of one look, the less the longer ago that was */
     uint64_t finish_ns;  /* bounded predicted finish */
     bool still;          /* its processes say neither that their work is done nor until when it lasts: they were stopped … */
     uint64_t still_ns;   /* … and so long it was believed to be on the card for that, beyond what it was charged … */

@@ -1,0 +1,153 @@
+/* How the card was divided between tenants that had work on it since the last look; see divide.h. */
+#include "arbiter/divide.h"
+
+#include "base/clock.h"
+#include "gate/bucket.h"
+
+/* What was charged and did not run, or ran and was charged back, is remembered so far. */
+static const int64_t UNRUN_BOUND_NS = 10000000;
+/* Long operations are charged by how long they take, which goes by what others had meanwhile: that tells nothing of what others had. Who was charged so much at once has such. */
+static const int64_t LONG_NS = 2000000;
+static const uint64_t LONG_FADES = 8;
+
+static void add_bounded(int64_t *sum_ns, int64_t more_ns)
+{
+    *sum_ns += more_ns;
+    if (*sum_ns < -UNRUN_BOUND_NS)
+        *sum_ns = -UNRUN_BOUND_NS;
+    if (*sum_ns > UNRUN_BOUND_NS)
+        *sum_ns = UNRUN_BOUND_NS;
+}
+
+void vc_plan_note_charged(struct vc_tenant *tenant, uint64_t elapsed_ns, int64_t charged, uint64_t told)
+{
+    add_bounded(&tenant->unrun_ns, charged);
+    add_bounded(&tenant->told_unrun_ns, (int64_t)told);
+    tenant->largest_ns -= (int64_t)(elapsed_ns / LONG_FADES);
+    if (tenant->largest_ns < charged)
+        tenant->largest_ns = charged;
+}
+
+static bool is_long(const struct vc_tenant *tenant)
+{
+    return tenant->largest_ns > LONG_NS;
+}
+
+/* Processes that take turns have the card as one; stopped ones each have slices of their own. */
+static unsigned parts_of(const struct vc_tenant *tenant)
+{
+    return tenant->still ? tenant->seen.open : 1;
+}
+
+static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
+{
+    return plan->uncut_until_ns > now_ns;
+}
+
+/* How long since the last look the tenant had work on the card, as it predicted. On a card that runs every kernel to its end only from
+ * when it began: while it waits for a neighbour's kernel neither has anything of the other's time. */
+static uint64_t busy_since(const struct vc_card_plan *plan, const struct vc_tenant *tenant, uint64_t now_ns)
+{
+    uint64_t from = uncut(plan, now_ns) ? vc_later(plan->looked_ns, tenant->seen.began_ns) : plan->looked_ns;
+    uint64_t until = tenant->still ? now_ns : vc_earlier(tenant->finish_ns, now_ns);
+    return until > from ? until - from : 0;
+}
+
+/* Where no kernel is cut, whoever began last runs, and whoever began before it and is not done waits behind it. */
+static void split_by_turns(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    const struct vc_tenant *runner = NULL;
+    for (unsigned i = 0; i < plan->count; i++) {
+        const struct vc_tenant *tenant = &plan->tenants[i];
+        if (busy_since(plan, tenant, now_ns) != 0 && (!runner || tenant->seen.began_ns > runner->seen.began_ns))
+            runner = tenant;
+    }
+    for (unsigned i = 0; runner && i < plan->count; i++)
+        if (&plan->tenants[i] != runner)
+            plan->tenants[i].others_gpu_ns +=
+                vc_earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
+}
+
+/* Whoever was stopped had the card where others had not: they are charged for what they launch, so that was their part, however seldom they had work there. What
+ * they launch in advance is done at the pace of their slices. */
+static uint64_t others_of_stopped(const struct vc_card_plan *plan, struct vc_tenant *tenant, uint64_t own_ns)
+{
+    unsigned others = 0;
+    for (unsigned i = 0; i < plan->count; i++) {
+        const struct vc_tenant *other = &plan->tenants[i];
+        if (other == tenant)
+            continue;
+        tenant->beside_still_ns += other->look_charged_ns;
+        others += other->still || other->active ? parts_of(other) : 0;
+    }
+    if (tenant->beside_still_ns > VC_BUCKET_NS)
+        tenant->beside_still_ns = VC_BUCKET_NS;
+    uint64_t most = own_ns * vc_later(others, 1) / (vc_later(others, 1) + parts_of(tenant));
+    uint64_t part = tenant->beside_still_ns > 0 ? vc_earlier((uint64_t)tenant->beside_still_ns, most) : 0;
+    tenant->beside_still_ns -= (int64_t)part;
+    return part;
+}
+
+static unsigned parts_since(const struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned parts = 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        parts += busy_since(plan, &plan->tenants[i], now_ns) != 0 ? parts_of(&plan->tenants[i]) : 0;
+    return parts;
+}
+
+/* What a stopped one is believed to have had: as much as is taken off others' charges, so who is charged for it is believed for ever. */
+static void note_stopped(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned parts = parts_since(plan, now_ns);
+    for (unsigned i = 0; i < plan->count; i++)
+        if (plan->tenants[i].still)
+            plan->tenants[i].still_ns += busy_since(plan, &plan->tenants[i], now_ns) * parts_of(&plan->tenants[i]) / (parts ? parts : 1);
+}
+
+/* What of its part a tenant is taken to have run: no more than it was charged for. What it launched waits for others' slices, too, and is predicted to be on the card for as long. */
+static uint64_t take_as_run(struct vc_tenant *tenant, uint64_t part_ns)
+{
+    int64_t most = tenant->unrun_ns > tenant->told_unrun_ns ? tenant->unrun_ns : tenant->told_unrun_ns;
+    uint64_t ran = vc_earlier(part_ns, most > 0 ? (uint64_t)most : 0);
+    tenant->unrun_ns -= (int64_t)ran;
+    tenant->told_unrun_ns -= (int64_t)ran;
+    return ran;
+}
+
+/* Where several tenants had work on the card, its slices went round: each had an equal part, but no more than it was charged for, and the others had the rest. Where all
+ * launch side by side nobody may have had it. */
+static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned parts = parts_since(plan, now_ns), still = 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        still += plan->tenants[i].still;
+    for (unsigned i = 0; i < plan->count; i++) {
+        struct vc_tenant *tenant = &plan->tenants[i];
+        uint64_t busy = busy_since(plan, tenant, now_ns), part = busy * parts_of(tenant) / vc_later(parts, 1);
+        if (parts < 2) {
+            take_as_run(tenant, busy);
+            continue;
+        }
+        if (tenant->still)
+            tenant->others_gpu_ns += others_of_stopped(plan, tenant, busy);
+        uint64_t ran = still || is_long(tenant) ? part : take_as_run(tenant, part), left = plan->together ? 0 : part - ran;
+        for (unsigned j = 0; busy != 0 && j < plan->count; j++) {
+            struct vc_tenant *other = &plan->tenants[j];
+            uint64_t theirs = busy_since(plan, other, now_ns);
+            if (j == i || other->still || theirs == 0)
+                continue;
+            other->others_gpu_ns += vc_earlier(busy, theirs) * ran / busy;
+            tenant->others_gpu_ns += vc_earlier(left, theirs) / (parts - 1);
+        }
+    }
+}
+
+void vc_plan_divide(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    if (uncut(plan, now_ns))
+        split_by_turns(plan, now_ns);
+    else
+        split_overlaps(plan, now_ns);
+    note_stopped(plan, now_ns);
+}
