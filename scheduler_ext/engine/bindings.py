@@ -89,7 +89,7 @@ class Bindings:
             return Refused(*verdict.refusal)
         code = verdict.codes[0] if verdict.codes else _UNKNOWN_NODE
         reason = ROW_CODES[code] or ExtenderReason.NOT_CHOSEN
-        return Refused(reason, f"the pod does not fit on node {node} any more")
+        return Refused(reason, f"the pod does not fit on node {node} any more; kube-scheduler will ask again")
 
     def end(self, uid: str, outcome: State | None) -> None:
         """See Engine.end_bind."""

@@ -29,6 +29,7 @@ from vcuda.spec.request import PodRequest
 _QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
 _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
 _UNHEALTHY = CODE_OF[Reason.UNHEALTHY_CARD]
+_UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
 
 
 def graded(costs: Floats) -> list[int]:
@@ -176,7 +177,17 @@ class Filter:
             return {}
         cluster = self._cache.cluster
         said = {names[at]: cluster.why_unhealthy(int(rows[at])) for at in np.flatnonzero(codes == _UNHEALTHY).tolist()}
+        said |= {names[at]: self._unplaced(names[at]) for at in np.flatnonzero(codes == _UNPLACED).tolist()}
         return {name: why for name, why in said.items() if why}
+
+    def _unplaced(self, node: str) -> str:
+        """Whose cards nobody has written down on a node, and the way out."""
+        uids = [uid for uid, usage in self._cache.cluster.bookings(node).items() if usage.unplaced]
+        one = self._cache.pods.get(uids[0]) if uids else None
+        if one is None:
+            return ""
+        more = f" and {len(uids) - 1} more" if len(uids) > 1 else ""
+        return f"nobody has written down which cards pod {one.namespace}/{one.name}{more} has: end it"
 
     def _keep(self, record: Record, names: Sequence[str]) -> Verdict | None:
         if record.state is State.ASSUMED and not record.attempted and self._cache.gangs.of(record.uid) is None:

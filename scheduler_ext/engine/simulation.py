@@ -9,7 +9,7 @@ import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
-from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES, ExtenderReason
+from scheduler_ext.protocol.reasons import CODE_OF, FITS, REFUSALS, ExtenderReason
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.scoring.typical_pods import Typical
@@ -85,7 +85,7 @@ class Simulation:
 def _reasons(names: Sequence[str], rows: Ints, table: Table, namespace: str, quotas: Quotas) -> dict[str, str]:
     closed, quota = quotas.closed(namespace, table, rows)
     codes = np.where(closed, _QUOTA, table.code[rows]).tolist()
-    said = [str(reason) for reason in ROW_CODES]
+    said = REFUSALS.copy()
     said[FITS] = ""
     said[_QUOTA] += f": {quota}"
     return {name: said[code] for name, code in zip(names, codes, strict=True)}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
+from scheduler_ext.protocol.reasons import CODE_OF, FITS, REFUSALS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
 from vcuda.kube import nesting
 from vcuda.kube.errors import BadName
 from vcuda.kube.objects import checked
@@ -83,8 +83,8 @@ class Verdict(NamedTuple):
     """The decision on a filter request. A tuple, as Decision is.
 
     `chosen`: the node, or None. `codes`: per requested name why not (see ROW_CODES), or None if not worked out.
-    `quota`: which quota closes the nodes that would fit. `whys`: by name why its cards are unhealthy. `refusal`: one
-    reason and message for all nodes; `curable`: whether evicting other pods might help. `passed`: with no node chosen,
+    `quota`: which quota closes the nodes that would fit. `whys`: by name what only that node has. `refusal`: one reason
+    and message for all nodes; `curable`: whether evicting other pods might help. `passed`: with no node chosen,
     those among which kube-scheduler may choose.
     """
 
@@ -251,17 +251,18 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
             dict.fromkeys(args.names, f"{verdict.refusal[0]}: {told(verdict.refusal[1])}")
         )
     elif verdict.codes is not None:
-        labels = _LABELS
+        labels = _LABELS if verdict.chosen is not None else REFUSALS
         if verdict.quota and verdict.chosen is None:
-            labels = _LABELS.copy()
+            labels = REFUSALS.copy()
             labels[CODE_OF[ExtenderReason.QUOTA_EXCEEDED]] += f": {told(verdict.quota)}"
         if UNRESOLVABLE.isdisjoint(verdict.codes):
             failed = dict(zip(args.names, map(labels.__getitem__, verdict.codes), strict=True))
         else:
             for name, code in zip(args.names, verdict.codes, strict=True):
                 (hopeless if code in UNRESOLVABLE else failed)[name] = labels[code]
-            for name, why in verdict.whys.items():
-                hopeless[name] += f": {told(why)}"
+        for name, why in verdict.whys.items():
+            into = hopeless if name in hopeless else failed
+            into[name] = f"{into[name].partition(':')[0]}: {told(why)}"
         if verdict.chosen is not None:
             failed.pop(verdict.chosen, None)
     return _result(args, verdict.passed if verdict.chosen is None else [verdict.chosen], failed, hopeless)

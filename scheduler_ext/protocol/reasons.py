@@ -48,6 +48,21 @@ ROW_CODES: tuple[AnyReason | None, ...] = (
 )
 CODE_OF: dict[AnyReason, int] = {reason: code for code, reason in enumerate(ROW_CODES) if reason is not None}
 FITS = 0
+_ASK_LESS = "or wait for pods to end (gpu-scheduler-extender explain says which)"
+_WAYS_OUT: dict[AnyReason, str] = {
+    ExtenderReason.UNKNOWN_NODE: "no watch has shown it yet: wait, or let the extender list and watch nodes",
+    ExtenderReason.NO_INVENTORY: "no gpu-manager has published its cards: label it for one, or see that one's log",
+    Reason.INVALID_INVENTORY: "its annotation of cards can't be read: restart gpu-manager there, which rewrites it",
+    Reason.NO_CARDS: "gpu-manager finds no card there: see nvidia-smi, and its log",
+    ExtenderReason.UNPLACED_POD: "nobody has written down which cards a pod there has: end it",
+    Reason.UNHEALTHY_CARD: "all its cards are: see its events, and nvidia-smi there",
+    Reason.CARD_NOT_ALLOWED: "the pod's annotations exclude its usable cards: change vcuda-card-model, vcuda-card-uuid",
+    Reason.INSUFFICIENT_WHOLE_CARDS: f"too few of its cards are untouched: ask for fewer, {_ASK_LESS}",
+    Reason.INSUFFICIENT_CORES: f"no card of it has as many free: ask for less, {_ASK_LESS}",
+    Reason.INSUFFICIENT_MEMORY: f"no card of it with the cores has as much free: ask for less, {_ASK_LESS}",
+}
+# By code, what people read of a refusal: the reason and the way out.
+REFUSALS = [f"{reason}: {_WAYS_OUT[reason]}" if reason in _WAYS_OUT else str(reason or "") for reason in ROW_CODES]
 
 # Evicting pods can't cure these (or, for a quota, only some namespace's pods would), so kube-scheduler must not try
 # preemption there.

@@ -30,6 +30,11 @@ def cards(node: str, count: int = 2, blocks: int = BLOCKS, **fields: Any) -> tup
     )
 
 
+def codes(said: dict[str, str]) -> dict[str, str]:
+    """By node the reason alone of what a refusal says."""
+    return {name: text.partition(":")[0] for name, text in said.items()}
+
+
 def node(name: str, its_cards: tuple[Card, ...] | None, cpu: str = "64", memory: str = "256Gi") -> dict[str, Any]:
     annotations = {} if its_cards is None else {NAMES.inventory: inventory.encode(its_cards)}
     return {

@@ -16,7 +16,7 @@ from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES, ExtenderArgs, fi
 from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
 from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
-from tests.scheduler_ext.extender_support import NAMES, cards, node, plain_pod, pod
+from tests.scheduler_ext.extender_support import NAMES, cards, codes, node, plain_pod, pod
 from vcuda.spec import placement
 from vcuda.spec.errors import Reason
 from vcuda.spec.inventory import Card
@@ -189,7 +189,7 @@ def test_why_cards_are_unhealthy_is_said_to_kube_scheduler_and_in_an_explanation
         == {
             "a": "UnhealthyCard: Xid 79",
             "b": "UnhealthyCard: Xid 79; /dev/nvidia-uvm can't be given",
-            "c": "UnhealthyCard",
+            "c": "UnhealthyCard: all its cards are: see its events, and nvidia-smi there",
         }
     )
     found = explanation(engine.evidence(uid="u"))
@@ -249,3 +249,29 @@ def test_nodes_without_a_share_count_their_cpu() -> None:
     assert engine.cache.cluster.free_cpu[0] == 62_500
     engine.see_pod(busy | {"status": {"phase": "Succeeded"}})
     assert engine.cache.cluster.free_cpu[0] == 64_000
+
+
+def test_every_refusal_of_a_node_names_the_way_out() -> None:
+    """The reason stood there alone, and of a pod whose cards nobody knows not even its name."""
+    engine, _ = engine_with(node("bare", None), node("none", ()), node("a", cards("a", 1)), node("b", cards("b", 1)))
+    engine.see_pod(pod("stranger", 10, 5, node="b"))
+    assert engine.filter(pod("p", 90, 36, uid="p"), ["a"]).chosen == "a"
+    names = ["ghost", "bare", "none", "a", "b"]
+    for asked, code in (
+        ((20, 1), "InsufficientCores"),
+        ((5, 9), "InsufficientMemory"),
+        ((100, None), "InsufficientWholeCards"),
+    ):
+        one = pod("q", *asked, uid="q")
+        answer = json.loads(filter_answer(ExtenderArgs(one, names, None), engine.filter(one, names)))
+        said = answer["FailedNodes"]
+        assert codes(said) == {
+            "ghost": "UnknownNode",
+            "bare": "NoInventory",
+            "none": "NoCards",
+            "a": code,
+            "b": "UnplacedPod",
+        }
+        assert all(": " in text and len(text) < 160 for text in said.values())
+        assert said["b"].endswith("pod default/stranger has: end it")
+        assert answer["FailedAndUnresolvableNodes"].keys() == {"ghost", "bare", "none"}

@@ -26,6 +26,7 @@ from tests.scheduler_ext.extender_support import (
     NAMES,
     FakeApi,
     cards,
+    codes,
     container,
     eventually,
     node,
@@ -329,7 +330,7 @@ def test_over_http_until_the_preemptor_runs(api: FakeApi, start: Start, whole: b
     api.put("nodes", node("a", cards("a", 2)))
     api.put("pods", *held, new, low)
     extender = start()
-    assert extender.filter(new, ["a"])["FailedNodes"] == {"a": "InsufficientCores"}
+    assert codes(extender.filter(new, ["a"])["FailedNodes"]) == {"a": "InsufficientCores"}
     if whole:
         offer = {"NodeNameToVictims": {"a": {"Pods": held, "NumPDBViolations": 1}, "gone": {"Pods": None}}}
     else:
