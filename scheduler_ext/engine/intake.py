@@ -407,11 +407,12 @@ class Intake:
     def pod_gone(self, uid: str, last: Mapping[str, Any] | None = None) -> None:
         """Its object is gone. Where its node's manager reports it, its processes may go on: see Held.
 
-        `last`: as it was then. Before kubelet takes an object away its status says that the pod has ended; whoever
-        deletes by force does not wait for that.
+        `last`: as it was then, if a watch has shown that. Before kubelet takes an object away its status says that the
+        pod has ended; whoever deletes by force does not wait for that, and what only is not there any more may be his.
         """
         record = self._cache.pods.get(uid)
-        by_force = record is not None and last is not None and objects.place(last) == record.node and not ended(last)
+        ends = last is not None and ended(last)
+        by_force = record is not None and not ends and (last is None or objects.place(last) == record.node)
         self._held.deleted(uid, record, by_force=by_force)
         self.lose_pod(uid)
 

@@ -274,6 +274,26 @@ def test_who_is_deleted_by_force_before_any_report_named_it_is_held_for_ten_seco
     assert "p" not in engine.cache.gone and free(engine) == 140, "but for what q has of b"
 
 
+@pytest.mark.parametrize("how", ["not listed", "not found after a Binding whose answer was lost"])
+def test_whose_deletion_no_watch_has_shown_is_held_as_one_by_force(how: str) -> None:
+    """It was free at once: a list does not tell how a pod went, and no report had named it yet."""
+    if how == "not listed":
+        engine, clock, _ = on_reporting_node()
+        engine.keep_pods([], clock.now + 1)
+    else:
+        engine, clock = engine_with(node("a", cards("a", 1)))
+        engine.see_node(reporting({}, 1))
+        engine.filter(pod("p", 100, None, uid="p"), ["a"])
+        engine.begin_bind("p", "a")
+        engine.end_bind("p", State.UNCERTAIN)
+        engine.lose_pod("p")
+    assert not engine.holds("p") and free(engine) == 0 and with_room_elsewhere(engine) == "b"
+    assert engine.filter(pod("x", 60, 1, uid="x"), ["a"]).chosen == "a", "who fits nowhere else does not wait"
+    clock.now += 11
+    engine.expire()
+    assert "p" not in engine.cache.gone
+
+
 def test_pods_that_are_made_and_deleted_by_force_without_end_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """No quota counts what they leave, so no more of it is held than gives way."""
     monkeypatch.setattr(held, "_MOST_GIVING_WAY", 3)
@@ -403,7 +423,8 @@ def test_whatever_the_order_held_is_what_is_reported_and_not_explained(seed: int
             assert record is not None
             living[f"p{step}"], had[where][f"p{step}"] = where, dict(record.usage.cards)
         elif what == 3 and living:
-            engine.lose_pod(gone := chance.choice(list(living)))
+            gone = chance.choice(list(living))
+            engine.lose_pod(gone, ended(pod(gone, 100, 40, uid=gone, node=living[gone])))  # by its status, at least
             if chance.random() < 0.5:
                 had[living[gone]].pop(gone, None)
             del living[gone]
