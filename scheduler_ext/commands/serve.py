@@ -24,6 +24,7 @@ from scheduler_ext.sync.backoff import Backoff
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
 from scheduler_ext.sync.followers import Followers
+from scheduler_ext.sync.lanes import Lanes
 from scheduler_ext.sync.waking import Waker
 from vcuda import addresses
 from vcuda.kube.access import Access
@@ -168,6 +169,7 @@ class _Replica:
             pause=min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4),
         )  # fmt: skip
         self._correlator = Correlator()
+        self._event_lanes = Lanes(quiet=True)
         self._teller = Worker(
             "events",
             self._tell,
@@ -179,7 +181,7 @@ class _Replica:
             lambda: engine.score_next(_ASKED_EVERY),
             failed=engine.metrics.worker_failures.labels("scoring ahead").inc,
         )
-        self._answer_backoff = Backoff(engine.metrics.worker_failures.labels("resizes").inc)
+        self._answer_lanes = Lanes(engine.metrics.worker_failures.labels("resizes").inc, may=self._leads)
         self._answerer = Worker(
             "resizes",
             self._answer,
@@ -194,6 +196,7 @@ class _Replica:
             pause=history.SECONDS,
         )
         self._template_backoff = Backoff(engine.metrics.worker_failures.labels("templates").inc)
+        self._template_lanes = Lanes(engine.metrics.worker_failures.labels("templates").inc, may=self._leads)
         self._templates = Worker(
             "templates",
             self._keep_templates,
@@ -202,7 +205,7 @@ class _Replica:
             expected=KubeError,
         )
         waking_failed = engine.metrics.worker_failures.labels("waking").inc
-        self._waker = Waker(api, engine, waking_failed)
+        self._waker = Waker(api, engine, Lanes(waking_failed, may=self._leads, quiet=True))
         self._waking = Worker("waking", self._wake, failed=waking_failed, pause=_WOKEN_EVERY, expected=KubeError)
         self._workers = [
             self._waking,
@@ -234,15 +237,15 @@ class _Replica:
 
     def _tell(self) -> None:
         self._engine.compare()
-        events.send(self._api, self._engine, self._correlator)
+        events.send(self._api, self._engine, self._correlator, self._event_lanes)
 
     def _answer(self) -> None:
         if self._standby_reason() is None:
-            resizes.send(self._api, self._engine, self._answer_backoff)
+            resizes.send(self._api, self._engine, self._answer_lanes)
 
     def _keep_templates(self) -> None:
         if self._standby_reason() is None:
-            templates.keep(self._api, self._engine, self._template_backoff)
+            templates.keep(self._api, self._engine, self._template_backoff, self._template_lanes)
 
     def _wake(self) -> None:
         if self._standby_reason() is None:
@@ -250,6 +253,9 @@ class _Replica:
 
     def _standby_reason(self) -> str | None:
         return self._election.standby_reason() if self._election is not None else None
+
+    def _leads(self) -> bool:
+        return self._standby_reason() is None
 
     def _unhealthy_reason(self) -> str | None:
         return "; ".join(problem for worker in self._workers if (problem := worker.problem())) or None

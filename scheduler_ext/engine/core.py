@@ -41,7 +41,7 @@ from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pod_texts import KnownPod, PodTexts
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape
-from scheduler_ext.state.unschedulable import Unschedulable, Unseen
+from scheduler_ext.state.unschedulable import RETRY, Unschedulable, Unseen
 from vcuda.spec import device_classes, request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
@@ -495,10 +495,15 @@ class Engine:
             with self._lock:
                 self._comparison.look(nodes[start : start + _COMPARED_AT_ONCE])
 
-    def notices(self, most: int = 20) -> list[Notice]:
+    def notices(self, most: int = 20, closed: Collection[str] = ()) -> list[Notice]:
         """What is to be told as events now, once; see Notices."""
         with self._lock:
-            return self.cache.notices.take(most)
+            return self.cache.notices.take(most, closed)
+
+    def not_told(self, notice: Notice) -> None:
+        """Nobody tried to send it."""
+        with self._lock:
+            self.cache.notices.put_back(notice)
 
     def unanswered(self) -> list[Unanswered]:
         """Answers to resizes that the API server does not have yet."""
@@ -510,14 +515,17 @@ class Engine:
         with self._lock:
             self._resizes.written(one)
 
-    def to_wake(self, most: int) -> list[Unschedulable]:
-        """Refused pods whose reason has passed without an API event: kube-scheduler is to look at them again."""
-        return self._waking.take(most)
+    def to_wake(self, most: int, closed: Collection[str] = ()) -> list[Unschedulable]:
+        """Refused pods whose reason has passed without an API event: kube-scheduler is to look at them again.
 
-    def not_woken(self, one: Unschedulable) -> None:
-        """One of them could not be, and may be later."""
+        None of namespaces that are `closed` now: these are looked at later.
+        """
+        return self._waking.take(most, closed)
+
+    def not_woken(self, one: Unschedulable, seconds: float | None = RETRY) -> None:
+        """One of them could not be, and may be after so many seconds; None: it was not tried."""
         with self._lock:
-            self.cache.unschedulable.not_woken(one)
+            self.cache.unschedulable.not_woken(one, seconds)
 
     # --- the templates that pods with claims name ---
 

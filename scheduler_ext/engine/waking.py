@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +44,8 @@ class Waking:
         self._cache, self._lock, self._claim_book = cache, lock, claim_book
         self._books = {False: shares, True: claims}
 
-    def take(self, most: int) -> list[Unschedulable]:
-        """Some of those who would pass now, the oldest first; each counts as woken."""
+    def take(self, most: int, closed: Collection[str] = ()) -> list[Unschedulable]:
+        """Some of those who would pass now, the oldest first; each counts as woken. None of `closed` namespaces."""
         pods, found = self._cache.unschedulable, list[Unschedulable]()
         known: dict[Hashable, bool] = {}  # most pods that wait are of a few classes
         with self._lock:
@@ -60,7 +60,7 @@ class Waking:
                 for one in some:
                     if not pods.current(one) or not self._passes(one, known):
                         continue
-                    if len(found) == most or pods.rests(one.uid):
+                    if len(found) == most or one.namespace in closed or pods.rests(one.uid):
                         pods.free()  # it is looked at again a little later
                         continue
                     pods.wake(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,11 @@ class Notice(NamedTuple):
     message: str
     times: int = 1  # that it was said
 
+    @property
+    def place(self) -> str:
+        """The namespace of its event."""
+        return self.namespace or "default"
+
 
 class Notices:
     """Events that wait to be sent: of each pod and reason the latest one, and one in `seconds`. Not locked.
@@ -42,23 +47,34 @@ class Notices:
         self._taken: collections.OrderedDict[_Key, float] = collections.OrderedDict()  # monotonic seconds
 
     def put(self, notice: Notice) -> None:
-        # Of a node several things may be said at once: each is of another pod.
-        key = notice.uid, notice.reason, notice.message if notice.kind == "Node" else ""
+        key = self._key(notice)
         before = self._waiting.pop(key, None)
         self._waiting[key] = notice._replace(times=notice.times + (before.times if before else 0))
         if len(self._waiting) > _MOST:
             [(most, _)] = collections.Counter(one.namespace for one in self._waiting.values()).most_common(1)
             del self._waiting[next(key for key, one in self._waiting.items() if one.namespace == most)]
 
-    def take(self, most: int) -> list[Notice]:
-        """Up to `most` that may be sent now, of each namespace in turn; they wait no longer."""
+    @staticmethod
+    def _key(notice: Notice) -> _Key:
+        # Of a node several things may be said at once: each is of another pod.
+        return notice.uid, notice.reason, notice.message if notice.kind == "Node" else ""
+
+    def put_back(self, notice: Notice) -> None:
+        """It was taken, and nobody tried to send it. What was said since counts."""
+        key = self._key(notice)
+        self._taken.pop(key, None)
+        newer = self._waiting.get(key)
+        self.put(notice if newer is None else newer._replace(times=notice.times))
+
+    def take(self, most: int, closed: Collection[str] = ()) -> list[Notice]:
+        """Up to `most` that may be sent now, of each namespace in turn but those `closed`; they wait no longer."""
         now = self._clock()
         while self._taken and next(iter(self._taken.values())) <= now - self._seconds:
             self._taken.popitem(last=False)
         turns: collections.Counter[str] = collections.Counter()
         found: list[tuple[int, _Key]] = []
         for key, notice in self._waiting.items():
-            if key not in self._taken:
+            if key not in self._taken and notice.place not in closed:
                 found.append((turns[notice.namespace], key))
                 turns[notice.namespace] += 1
         keys = [key for _, key in sorted(found, key=lambda item: item[0])[:most]]

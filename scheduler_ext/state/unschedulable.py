@@ -24,7 +24,7 @@ from scheduler_ext.state.shape import Shape
 _MOST = 4096  # pods; at 5,000 nodes each keeps 1 KiB
 REST = 1.0  # seconds: kube-scheduler has put the pod aside by then, and what passes together is one look
 _FIRST_WAIT, _LONGEST_WAIT = 10.0, 300.0  # between two times that one pod is woken; the last is kube-scheduler's own
-_RETRY = 30.0  # after the API server did not answer
+RETRY = 30.0  # after the API server did not answer
 
 
 # What no watch has shown: a "claim", a "class", or a "resource" of no node and no class ("named": of no class, and
@@ -157,9 +157,10 @@ class UnschedulablePods:
         self._forget(one.uid)
         self._rest(one.uid, times + 1, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(times, 30)))
 
-    def not_woken(self, one: Unschedulable) -> None:
-        """The API server did not answer."""
-        self._rest(one.uid, self._woken[one.uid].times if one.uid in self._woken else 1, _RETRY)
+    def not_woken(self, one: Unschedulable, seconds: float | None = RETRY) -> None:
+        """The API server did not take it: not again for so many seconds. None: it was not tried."""
+        times = self._woken[one.uid].times if one.uid in self._woken else 1
+        self._rest(one.uid, times if seconds is not None else times - 1, seconds or 0.0)
         if one.uid not in self._pods:
             self._keep(one)
         self.free()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, TypeVar
 
 from scheduler_ext.engine.bindings import AlreadyBound, Refused, Write
@@ -15,6 +16,7 @@ from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state import objects
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.sync.api import ApiServer, Writer
+from scheduler_ext.sync.lanes import Lanes, Task
 from vcuda.kube.errors import ApiError, KubeError
 from vcuda.logs import fields
 from vcuda.spec import request
@@ -41,6 +43,7 @@ class Binder:
         *,
         gang_wait_seconds: float = 3.0,
         writer: Writer | None = None,
+        asking: Lanes | None = None,
     ) -> None:
         """`standby_reason` says why nothing may be written now, or None; it is asked right before each write.
 
@@ -51,6 +54,7 @@ class Binder:
         self._api, self._engine, self._executor = api, engine, executor
         self._standby_reason = standby_reason
         self._writer = writer or Writer(api)
+        self._asking = asking or Lanes()
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
         self._late: set[asyncio.Task[Refused | None]] = set()
@@ -125,9 +129,15 @@ class Binder:
         return waits
 
     def settle(self) -> None:
-        """Find out what became of writes with an unknown result, as far as the API server answers now."""
-        for record in self._engine.uncertain():
-            self._ask(record)
+        """Begin to find out what became of writes with an unknown result, as far as the API server answers now."""
+        self._asking.offer(
+            [
+                Task(
+                    one.namespace, one.uid, f"the question for pod {one.namespace}/{one.name}", partial(self._ask, one)
+                )
+                for one in self._engine.uncertain()
+            ]
+        )
 
     def _ask(self, record: Record) -> None:
         try:
@@ -135,8 +145,6 @@ class Binder:
         except ApiError as error:
             if error.status == _NOT_FOUND:
                 self._engine.lose_pod(record.uid)
-            return
-        except KubeError:
             return
         if objects.uid(pod) != record.uid:
             self._engine.lose_pod(record.uid)

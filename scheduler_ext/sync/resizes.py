@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from scheduler_ext.engine.core import Engine
+from scheduler_ext.engine.resizes import Unanswered
 from scheduler_ext.sync.api import ApiServer
-from scheduler_ext.sync.backoff import Backoff
+from scheduler_ext.sync.lanes import Lanes, Task
 from vcuda.kube.client import STRATEGIC_MERGE
 from vcuda.kube.errors import BadName, KubeError
 from vcuda.kube.objects import path
@@ -16,24 +18,34 @@ from vcuda.spec import resize
 _GONE = (404, 409)
 
 
-def send(api: ApiServer, engine: Engine, backoff: Backoff) -> None:
-    """All that wait, once, but not yet those that were just refused. Raises KubeError where no answer came."""
+def send(api: ApiServer, engine: Engine, lanes: Lanes) -> None:
+    """Begin to write all that wait, once, but not yet those that were just refused."""
     waiting = engine.unanswered()
-    backoff.keep([one.uid for one in waiting])
-    for one in waiting:
-        if not backoff.due(one.uid):
-            continue
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        said = resize.condition(one.answer, engine.names, now)
-        # With its UID in the patch a namesake is refused (409); the strategic merge leaves other conditions alone.
-        body = {"metadata": {"uid": one.uid}, "status": {"conditions": [said]}}
-        try:
-            where = path("pods", one.namespace, one.name, "status")
-            api.client.call("PATCH", where, body, content_type=STRATEGIC_MERGE)
-        except BadName:
-            pass
-        except KubeError as error:
-            if error.status not in _GONE:
-                backoff.note(one.uid, f"the answer to the resize of pod {one.namespace}/{one.name}", error)
-                continue
-        engine.answered(one)
+    lanes.keep([one.uid for one in waiting])
+    lanes.offer(
+        [
+            Task(
+                one.namespace,
+                one.uid,
+                f"the answer to the resize of pod {one.namespace}/{one.name}",
+                partial(_write, api, engine, one),
+            )
+            for one in waiting
+        ]
+    )
+
+
+def _write(api: ApiServer, engine: Engine, one: Unanswered) -> None:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    said = resize.condition(one.answer, engine.names, now)
+    # With its UID in the patch a namesake is refused (409); the strategic merge leaves other conditions alone.
+    body = {"metadata": {"uid": one.uid}, "status": {"conditions": [said]}}
+    try:
+        where = path("pods", one.namespace, one.name, "status")
+        api.client.call("PATCH", where, body, content_type=STRATEGIC_MERGE)
+    except BadName:
+        pass
+    except KubeError as error:
+        if error.status not in _GONE:
+            raise
+    engine.answered(one)

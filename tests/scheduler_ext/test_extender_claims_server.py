@@ -13,10 +13,10 @@ from scheduler_ext.http import app
 from scheduler_ext.sync import templates
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.backoff import Backoff
+from scheduler_ext.sync.lanes import Lanes
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_claims import allocated, claim, node_slices, user
 from tests.scheduler_ext.extender_support import FakeApi, eventually, node, plain_pod
-from vcuda.kube.errors import KubeError
 
 NAME = "vcuda-30c-10m"
 
@@ -115,6 +115,10 @@ def test_what_the_watch_shows_is_booked_and_goes(api: FakeApi, extender: Running
     eventually(lambda: allocated_claims() == 0)
 
 
+def inline() -> Lanes:
+    return Lanes(start=lambda work: work())
+
+
 def names_template(name: str, template: str = NAME) -> dict[str, Any]:
     pod = user(name)
     pod["spec"]["resourceClaims"] = [{"name": "vcuda-0", "resourceClaimTemplateName": template}]
@@ -129,8 +133,8 @@ def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
     api.put("pods", names_template("p"))
     eventually(extender.engine.missing_templates)
-    templates.keep(server, extender.engine, Backoff())
-    templates.keep(server, extender.engine, Backoff())
+    templates.keep(server, extender.engine, Backoff(), inline())
+    templates.keep(server, extender.engine, Backoff(), inline())
     made = api.find("resourceclaimtemplates", f"default/{NAME}")
     assert made["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["cores"] == "30"
     api.remove("pods", "default/p")
@@ -140,7 +144,7 @@ def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
     now[0] += 599
     assert extender.engine.unused_templates() == []
     now[0] += 2
-    templates.keep(server, extender.engine, Backoff())
+    templates.keep(server, extender.engine, Backoff(), inline())
     assert not api.store("resourceclaimtemplates").list(None)
 
 
@@ -185,25 +189,25 @@ def test_a_namespace_that_takes_no_template_delays_no_other(
 ) -> None:
     engine, now, failures = start(claims=True).engine, [0.0], []
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
-    backoff = Backoff(lambda: failures.append(now[0]), lambda: now[0])
+    backoff, lanes = Backoff(lambda: failures.append(now[0]), lambda: now[0]), inline()
     tried = refusing(api, "dead", status)
     pods = [names_template(f"p{number}", f"vcuda-30c-{number + 1}m") for number in range(3)]
     for pod in pods:
         pod["metadata"]["namespace"] = "dead"
         engine.see_pod(pod)
     engine.see_pod(names_template("q"))
-    templates.keep(server, engine, backoff)
+    templates.keep(server, engine, backoff, lanes)
     assert api.find("resourceclaimtemplates", f"default/{NAME}") and len(tried) == 1
     for _ in range(5):  # each of its names for itself
-        templates.keep(server, engine, backoff)
+        templates.keep(server, engine, backoff, lanes)
     assert len(tried) == 3 == len({*tried}) == len(failures)
     for _ in range(3600):
         now[0] += 1.0
-        templates.keep(server, engine, backoff)
+        templates.keep(server, engine, backoff, lanes)
     assert len(tried) <= 3 * (3600 / (15 if status == 500 else 150) + 10)
     for pod in pods:
         engine.lose_pod(pod["metadata"]["uid"])
-    templates.keep(server, engine, backoff)
+    templates.keep(server, engine, backoff, lanes)
     assert not backoff._waits
 
 
@@ -212,12 +216,11 @@ def test_a_template_that_got_no_answer_is_not_the_next_one_tried(
 ) -> None:
     engine = start(claims=True).engine
     server, backoff = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3), Backoff(clock=lambda: 0.0)
+    lanes = inline()
     refusing(api, "slow", 0)
     pod = names_template("p")
     pod["metadata"]["namespace"] = "slow"
     engine.see_pod(pod)
     engine.see_pod(names_template("q"))
-    with pytest.raises(KubeError):
-        templates.keep(server, engine, backoff)
-    templates.keep(server, engine, backoff)
+    templates.keep(server, engine, backoff, lanes)
     assert api.find("resourceclaimtemplates", f"default/{NAME}")

@@ -17,6 +17,7 @@ from scheduler_ext.protocol.extender_v1 import BindingArgs, filter_answer, read_
 from scheduler_ext.state.pods import State
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
+from scheduler_ext.sync.lanes import Lanes
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import cards, node, plain_pod, pod
 from vcuda.kube.errors import ApiError, ApiUnreachable
@@ -87,8 +88,9 @@ def uncertain() -> tuple[Engine, dict[str, Any], Write]:
 def test_what_became_of_a_write_is_asked_until_it_is_known(shows: Any, then: State | None, left: int) -> None:
     engine, one, write = uncertain()
     api = Api({"bound": bound(one, write), "unbound": one}[shows] if isinstance(shows, str) else shows)
+    inline = Lanes(start=lambda work: work())
     with ThreadPoolExecutor(1) as executor:
-        Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api)).settle()
+        Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api), asking=inline).settle()
     assert api.asked == ["default/p"] and api.written == []
     assert (state(engine), free(engine)) == (then, left)
 
@@ -198,8 +200,9 @@ def test_a_write_that_turns_out_to_have_had_no_effect_is_made_again_by_the_next_
     engine, one, _ = uncertain()
     api = Api(one)
     assert "BindUncertain" in str(bind(engine, api))
+    inline = Lanes(start=lambda work: work())
     with ThreadPoolExecutor(1) as executor:
-        Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api)).settle()
+        Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api), asking=inline).settle()
     assert bind(engine, api) is None and api.written == [("p", "a")]
     assert state(engine) is State.BOUND and free(engine) == 70
 

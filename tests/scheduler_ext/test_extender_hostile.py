@@ -21,6 +21,7 @@ from scheduler_ext.planning import explain as explaining
 from scheduler_ext.planning import overview
 from scheduler_ext.sync import events
 from scheduler_ext.sync.api import ApiServer
+from scheduler_ext.sync.lanes import Lanes
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_claims import claim, node_slices, user
 from tests.scheduler_ext.extender_engine import engine_with
@@ -262,7 +263,7 @@ def test_events(api: FakeApi, start: Start) -> None:
         engine.see_pod(one)
     said = Correlator().note({"kind": "Pod", "name": "p", "uid": "u", "namespace": "n"}, "Warning", "Busy", LONG)
     clean(said.message, 1024)
-    events.send(extender.api, engine, Correlator())
+    events.send(extender.api, engine, Correlator(), Lanes(start=lambda work: work()))
 
 
 def test_errors_are_clean_wherever_they_are_told() -> None:
