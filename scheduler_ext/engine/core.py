@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scheduler_ext.engine import simulation
+from scheduler_ext.engine import gang_planning, simulation
 from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
@@ -20,7 +20,8 @@ from scheduler_ext.engine.claim_book import ClaimBook
 from scheduler_ext.engine.claims import Claims
 from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.filter import Filter
-from scheduler_ext.engine.gangs import GangPlaces, Plan
+from scheduler_ext.engine.gang_planning import Asked
+from scheduler_ext.engine.gangs import GangPlaces, Outlook, Plan, PlannedRefusal
 from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption, Way
@@ -117,7 +118,9 @@ class Engine:
         read = None if self._pod_events is None else self._pod_events.read(line)
         return None if read is None else (*read, read[1].version)
 
-    def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
+    def filter(
+        self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | PlannedRefusal | None = None
+    ) -> Verdict:
         """Decide one node for a pod that asks for a share, and remember the decision as assumed.
 
         The same pod filtered again is decided anew, unless a write for it may have taken effect. `plan`: of its gang.
@@ -139,8 +142,31 @@ class Engine:
         with self._lock:
             return self.cache.scores.warm(shape, self.cache.cluster, self.cache.typical())
 
-    def plan_gang(self, pod: Mapping[str, Any], names: Sequence[str]) -> Plan | None:
-        """Look for the places of a large gang before its first pod is decided. Takes long; the search holds no lock."""
+    def refused_gang(self, pod: Mapping[str, Any], names: Sequence[str]) -> PlannedRefusal | None:
+        """What is remembered of a large gang that does not fit, for one of its pods that takes long to be scored."""
+        found = self._planned_before(pod, names)
+        return found._replace(alone=False) if isinstance(found, PlannedRefusal) else None
+
+    def plan_gang(self, pod: Mapping[str, Any], names: Sequence[str]) -> Plan | PlannedRefusal | None:
+        """Look for the places of a large gang before its first pod is decided. Takes long; the search holds no lock.
+
+        What was found for another member holds until something has changed, and beyond where its namespace's gangs
+        have taken their time.
+        """
+        found = self._planned_before(pod, names)
+        if found is None or isinstance(found, PlannedRefusal):
+            return found
+        uid, outlook, known = found
+        clock, began = outlook.cluster.clock, gang_planning.thread_seconds()
+        places = outlook.places()
+        seconds = gang_planning.thread_seconds() - began
+        with self._lock:
+            return self._gangs.planned(uid, known, outlook, clock, places, seconds)
+
+    def _planned_before(
+        self, pod: Mapping[str, Any], names: Sequence[str]
+    ) -> PlannedRefusal | tuple[str, Outlook, Asked] | None:
+        """What is remembered of a gang; or what to plan it on, if there is a need."""
         try:
             asked, shape = self.cache.asked(pod)
         except InvalidRequest:
@@ -152,9 +178,9 @@ class Engine:
             outlook = self._gangs.ahead(asked, shape, names, objects.priority(pod))
         if outlook is None:
             return None
-        clock = outlook.cluster.clock
-        places = outlook.places()
-        return Plan(clock, places[0], outlook.wishes[1:], places[1:], outlook.held) if places else None
+        known = Asked.of(outlook.wishes, outlook.cluster, outlook.rows, outlook.held)
+        with self._lock:
+            return self._gangs.remembered(asked.uid, known) or (asked.uid, outlook, known)
 
     def filter_claims(self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False) -> Verdict | None:
         """Choose a node for the claims of a pod that are not allocated; None: all nodes pass.

@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Choice, Chooser
-from scheduler_ext.engine.gangs import GangPlaces, Plan
+from scheduler_ext.engine.gangs import GangPlaces, Plan, PlannedRefusal
 from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
@@ -51,7 +51,9 @@ class Filter:
     def __init__(self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces, intake: Intake, held: Held) -> None:
         self._cache, self._chooser, self._gangs, self._intake, self._held = cache, chooser, gangs, intake, held
 
-    def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
+    def filter(
+        self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | PlannedRefusal | None = None
+    ) -> Verdict:
         """See Engine.filter."""
         verdict = self._noted(pod, names, plan, briefly=False)
         assert verdict is not None
@@ -62,7 +64,7 @@ class Filter:
         return self._noted(pod, names, None, briefly=True)
 
     def _noted(
-        self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None, *, briefly: bool
+        self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | PlannedRefusal | None, *, briefly: bool
     ) -> Verdict | None:
         if self._cache.journal is None:
             return self._verdict(pod, names, plan, briefly)
@@ -84,7 +86,7 @@ class Filter:
         )  # fmt: skip
 
     def _verdict(
-        self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None, briefly: bool
+        self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | PlannedRefusal | None, briefly: bool
     ) -> Verdict | None:
         begun, at_ns = self._cache.cluster.clock, self._cache.wall_clock()
         try:
@@ -148,7 +150,7 @@ class Filter:
             self._cache.unschedulable.put(again)
 
     def _choice(
-        self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | None
+        self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | PlannedRefusal | None
     ) -> Choice:
         with self._chooser.passing("", priority):
             if asked.gang is None:

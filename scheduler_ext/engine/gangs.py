@@ -12,6 +12,7 @@ import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Choice, Chooser
+from scheduler_ext.engine.gang_planning import Asked, PlanningTime
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
 from scheduler_ext.scoring import scores
@@ -84,8 +85,15 @@ class Plan(NamedTuple):
     clock: int
     own: Place
     wishes: list[Shape]
-    places: list[Place]  # fewer than the wishes where not all can be had
+    places: list[Place]
     held: object  # Quotas.held of then
+
+
+class PlannedRefusal(NamedTuple):
+    """Why a gang's member gets no place. `alone`: it is looked at by itself first, and told where it fits nowhere."""
+
+    message: str
+    alone: bool = True
 
 
 class _Planned(NamedTuple):
@@ -109,6 +117,7 @@ class GangPlaces:
 
     def __init__(self, cache: SchedulerCache, chooser: Chooser) -> None:
         self._cache, self._chooser = cache, chooser
+        self._time = PlanningTime(cache.clock)
 
     def ahead(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Outlook | None:
         """A copy to look for a large gang's places on before its first member is decided; None: there is no need."""
@@ -124,8 +133,44 @@ class GangPlaces:
         wishes = [shape, *self._wishes(gang, shape, lacking, but=asked.uid)]
         return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows[rows >= 0], wishes, held)
 
+    def remembered(self, uid: str, known: Asked) -> PlannedRefusal | None:
+        """The refusal of a member's gang that holds, or that must do: its namespace's gangs took too long of late."""
+        gang = self._cache.gangs.of(uid)
+        if gang is None:
+            return None
+        if gang.refused is not None and gang.refused[0] == known:
+            return PlannedRefusal(gang.refused[1])
+        if not self._time.rest(gang.namespace):
+            return None
+        message = f"{gang} needs {gang.size} places at once, and was not planned yet"
+        return PlannedRefusal(self._time.told(gang.namespace, message if gang.refused is None else gang.refused[1]))
+
+    def planned(
+        self, uid: str, known: Asked, outlook: Outlook, clock: int, places: list[Place], seconds: float
+    ) -> Plan | PlannedRefusal | None:
+        """What a search on an outlook, that took so long, has come to. A refusal is remembered for all members."""
+        gang = self._cache.gangs.of(uid)
+        self._time.spend(outlook.namespace, seconds)
+        if gang is None:
+            return None
+        short = len(outlook.wishes) - len(places)
+        if short:
+            gang.refused = known, self._too_few(gang, short)
+            return PlannedRefusal(gang.refused[1])
+        gang.refused = None
+        return Plan(clock, places[0], outlook.wishes[1:], places[1:], outlook.held)
+
+    @staticmethod
+    def _too_few(gang: Gang, lacking: int) -> str:
+        return f"{gang} needs {gang.size} places at once, {gang.size - lacking} are there now"
+
     def take(
-        self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | None = None
+        self,
+        asked: PodRequest,
+        shape: Shape,
+        names: Sequence[str],
+        priority: int,
+        plan: Plan | PlannedRefusal | None = None,
     ) -> Choice:
         """Chooser.take for a member of a gang; for the first one, places for the others are reserved too."""
         gang = self.join(asked, shape)
@@ -138,6 +183,8 @@ class GangPlaces:
         if gang.lapsed and len(gang.members) < gang.size:
             message = f"{gang} has {len(gang.members)} of its {gang.size} pods; nothing is reserved before all exist"
             return self._refused(names, ExtenderReason.GANG_INCOMPLETE, message)
+        if isinstance(plan, PlannedRefusal) and not plan.alone:
+            return self._refused_as(plan, names)
         taken = self._take_place(gang, shape, names)
         with self._beside(taken):
             return self._take_member(gang, asked, shape, names, priority, plan, taken)
@@ -149,13 +196,16 @@ class GangPlaces:
         shape: Shape,
         names: Sequence[str],
         priority: int,
-        plan: Plan | None,
+        plan: Plan | PlannedRefusal | None,
         taken: _Taken | None,
     ) -> Choice:
         choice = self._choose_member(asked, shape, names, taken)
         if choice.row is None:
             self._put_back(gang, taken)
             return choice
+        if isinstance(plan, PlannedRefusal):
+            self._put_back(gang, taken)
+            return self._refused_as(plan, names)
         still: _Planned | None = None
         if plan is not None:
             # What changed since is looked for anew: so is what would be beside this pod, if it goes elsewhere now.
@@ -170,8 +220,7 @@ class GangPlaces:
             self._cache.pods.release(asked.uid)
             self._put_back(gang, taken)
             self._cache.metrics.gangs.labels("refused").inc()
-            message = f"{gang} needs {gang.size} places at once, {gang.size - lacking} are there now"
-            return self._refused(names, ExtenderReason.GANG_DOES_NOT_FIT, message)
+            return self._refused(names, ExtenderReason.GANG_DOES_NOT_FIT, self._too_few(gang, lacking))
         return choice
 
     def join(self, asked: PodRequest, shape: Shape, *, shown: bool = False) -> Gang | None:
@@ -180,6 +229,10 @@ class GangPlaces:
         if old is not None and (wanted is None or wanted.size == 1 or wanted.name != old.name):
             self.lose_member(asked.uid)
         return self._cache.gangs.join(asked, shape, self._cache.clock(), shown=shown)
+
+    def _refused_as(self, plan: PlannedRefusal, names: Sequence[str]) -> Choice:
+        self._cache.metrics.gangs.labels("refused").inc()
+        return self._refused(names, ExtenderReason.GANG_DOES_NOT_FIT, plan.message)
 
     def _refused(self, names: Sequence[str], reason: ExtenderReason, message: str) -> Choice:
         return Choice(None, self._cache.rows(names), refusal=(reason, message))
@@ -234,8 +287,6 @@ class GangPlaces:
             wishes = self._wishes(gang, shape, lacking)
             if planned is None or planned.wishes != wishes:
                 planned = _Planned(wishes, [None] * len(wishes), within_quotas=False)
-            if len(planned.places) < len(wishes):
-                return len(wishes) - len(planned.places)
             anew = []
             # Those that were planned come first: what is looked for anew must not take their room.
             for wanted, place in zip(wishes, planned.places, strict=True):
@@ -338,6 +389,8 @@ class GangPlaces:
         A member that is being bound keeps its place; if that fails it is released, too. Returns how many gangs.
         """
         cache, lapsed = self._cache, 0
+        if self._time.over():
+            cache.unschedulable.free()
         for gang in [gang for gang in cache.gangs if gang.until is not None and gang.until < cache.clock()]:
             # What has failed without a known end may still be carried out for a while.
             sent = cache.clock() - cache.late_seconds

@@ -15,7 +15,7 @@ import orjson
 from scheduler_ext.engine.bindings import Refused
 from scheduler_ext.engine.claims import NotScored
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.engine.gangs import Plan
+from scheduler_ext.engine.gangs import Plan, PlannedRefusal
 from scheduler_ext.engine.intake import MOST_LIGHT
 from scheduler_ext.http.overview import OverviewData, html
 from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
@@ -145,6 +145,9 @@ class Extender:
         return extender_v1.untouched(args) if verdict is None else extender_v1.filter_answer(args, verdict)
 
     async def _heavy_filter(self, args: ExtenderArgs) -> bytes:
+        refused = await asyncio.to_thread(self._engine.refused_gang, args.pod, args.names)
+        if refused is not None:
+            return self._answer(args, self._engine.filter(args.pod, args.names, refused))
         await asyncio.to_thread(self._engine.prepare, args.pod)
         return await self._gang_filter(args)
 
@@ -152,7 +155,7 @@ class Extender:
         plan = await asyncio.to_thread(self._engine.plan_gang, args.pod, args.names)
         return await self._scored_filter(args, plan)
 
-    async def _scored_filter(self, args: ExtenderArgs, plan: Plan | None = None) -> bytes:
+    async def _scored_filter(self, args: ExtenderArgs, plan: Plan | PlannedRefusal | None = None) -> bytes:
         """Nobody has scored its class ahead, or all scores are old: a few nodes at a time, others come between."""
         async with self._scoring:
             while self._engine.score_some(args.pod):

@@ -55,7 +55,7 @@ class Gang:
     """`places`: shapes of reserved places by their UID in the pods. `until`: monotonic deadline of what is not bound.
 
     `over`: it has passed, and what is left may be being written. `lapsed`: it has passed once; nothing is reserved
-    again before all members exist.
+    again before all members exist. `refused`: what did not fit when it was planned last, and what was said.
     """
 
     namespace: str
@@ -65,6 +65,7 @@ class Gang:
     until: float | None = None
     over: bool = False
     lapsed: bool = False
+    refused: tuple[object, str] | None = None
 
     @property
     def size(self) -> int:

@@ -1,0 +1,191 @@
+"""What a gang that does not fit costs: it is planned once for all its members, and never for most of the time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler_ext.engine import gang_planning
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.scoring import scores
+from tests.scheduler_ext.conftest import Running
+from tests.scheduler_ext.extender_engine import Clock, engine_with
+from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
+from tests.scheduler_ext.test_extender_preemption import holding
+
+Start = Callable[..., Running]
+NODES = [f"n{at}" for at in range(3)]
+
+
+def members(count: int = 30, **fields: Any) -> list[dict[str, Any]]:
+    """Of a gang that needs more than three nodes of eight cards; no two ask the same."""
+    return [
+        pod(f"m{at}", 60 + at, 10, uid=f"m{at}", annotations={NAMES.gang: f"g/{count}"}, **fields)
+        for at in range(count)
+    ]
+
+
+def made() -> tuple[Engine, Clock]:
+    engine, clock = engine_with(*(node(name, cards(name, 8)) for name in NODES))
+    clock.now += 5
+    assert engine.to_wake(1) == []
+    return engine, clock
+
+
+def asked(engine: Engine, one: dict[str, Any], names: list[str] = NODES) -> str:
+    """What is answered to a member of whom places are looked for; "" where it has one."""
+    verdict = engine.filter(one, names, engine.plan_gang(one, names))
+    assert verdict.chosen is not None or verdict.refusal is not None
+    return "" if verdict.refusal is None else verdict.refusal[1]
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each place that is looked for."""
+    found: list[int] = []
+    usual = scores.cheapest
+    monkeypatch.setattr(scores, "cheapest", lambda *given: found.append(1) or usual(*given))
+    return found
+
+
+def test_a_gang_that_does_not_fit_is_planned_once_for_all_its_members(looked: list[int]) -> None:
+    """With 1,024 members of nine shares, 4 to 8 s for each: kube-scheduler was held for an hour and a half a round."""
+    engine, _ = made()
+    gang = members()
+    for one in gang:
+        engine.see_pod(one)
+    said = {asked(engine, one) for one in gang}
+    assert said == {"gang default/g needs 30 places at once, 24 are there now"}
+    assert len(looked) < 2 * 30 + 30, "once for all, and each member for itself"
+
+
+@pytest.mark.parametrize(
+    "what", ["nothing", "a node", "a pod that ends", "a quota", "a member", "another policy of a member"]
+)
+def test_what_could_change_a_refusal_has_the_gang_planned_again(what: str, looked: list[int]) -> None:
+    engine, _ = made()
+    engine.see_pod(holding("x", "n0", "GPU-n0-0", cores=100))
+    if what == "a quota":
+        engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 500}]"}})
+    gang = members(24)
+    for one in gang:
+        engine.see_pod(one)
+    assert "23 are there now" in asked(engine, gang[0]) or what == "a quota"
+    if what == "a node":
+        engine.see_node(node("n2", cards("n2", 9)))
+    elif what == "a pod that ends":
+        engine.lose_pod("x")
+    elif what == "a quota":
+        engine.lose_pod("x")
+        assert asked(engine, gang[1]), "by its quota"
+        engine.see_quotas(None)
+    elif what == "a member":
+        engine.lose_pod("m23")
+        engine.see_pod(pod("m23", 10, 1, uid="m23", annotations={NAMES.gang: "g/24"}))
+    elif what == "another policy of a member":
+        engine.see_pod(pod("m23", 83, 10, uid="m23", annotations={NAMES.gang: "g/24", NAMES.policy: "spread"}))
+    looked.clear()
+    refused = asked(engine, gang[1])
+    assert (refused == "") == (what not in ("nothing", "another policy of a member"))
+    assert (len(looked) > 2) == (what != "nothing")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search takes three seconds."""
+    ticks = itertools.count()
+    monkeypatch.setattr(gang_planning, "thread_seconds", lambda: 3.0 * next(ticks))
+
+
+@pytest.mark.usefixtures("slow")
+def test_what_changes_all_the_time_does_not_have_a_gang_planned_all_the_time(looked: list[int]) -> None:
+    engine, clock = made()
+    gang = members()
+    for one in gang:
+        engine.see_pod(one)
+    for one, seconds in ((gang[0], None), (gang[1], 39), (gang[2], 38)):
+        engine.see_pod(holding(f"x{one['metadata']['name']}", "n0", "GPU-n0-0", cores=1))
+        looked.clear()
+        said = asked(engine, one)
+        assert said.startswith("gang default/g needs 30 places at once, 24 are there now")
+        if seconds is None:
+            assert len(looked) > 20 and "planned again" not in said
+        else:
+            assert len(looked) == 1 and f"planned again in {seconds} s: the gangs of namespace default" in said
+        clock.now += 1
+    clock.now += 38
+    asked(engine, gang[3])
+    assert len(looked) > 20
+
+
+@pytest.mark.usefixtures("slow")
+def test_who_was_told_to_wait_is_woken_when_the_time_is_over() -> None:
+    engine, clock = made()
+    engine.see_pod(holding("x", "n0", "GPU-n0-0", cores=100))
+    gang = members(24)
+    for one in gang:
+        engine.see_pod(one)
+    assert "planned again" not in asked(engine, gang[0])
+    engine.lose_pod("x")
+    assert "planned again in 40 s" in asked(engine, gang[1])
+    clock.now += 30
+    engine.expire()
+    assert engine.to_wake(16) == []
+    clock.now += 11
+    engine.expire()
+    clock.now += 2
+    assert {one.name for one in engine.to_wake(16)} == {"m0", "m1"}
+    assert asked(engine, gang[1]) == ""
+
+
+@pytest.mark.usefixtures("slow")
+def test_one_namespaces_gangs_take_nobody_elses_time() -> None:
+    engine, _ = made()
+    for one in members():
+        engine.see_pod(one)
+    asked(engine, members()[0])
+    again = members(24)
+    for one in again:
+        one["metadata"]["annotations"][NAMES.gang] = "other/24"
+        one["metadata"]["uid"] = one["metadata"]["name"] = "o" + one["metadata"]["name"]
+    said = asked(engine, again[0])
+    assert said.startswith("gang default/other needs 24 places at once, and was not planned yet; ")
+    assert engine.plan_gang(again[0], NODES) is not None
+    for one in again:
+        one["metadata"]["namespace"] = "elsewhere"
+        engine.see_pod(one)
+    assert asked(engine, again[0]) == ""
+
+
+def test_a_refused_gang_is_no_reason_to_wake_anybody() -> None:
+    """Its places were reserved and given back for each member: all that waited were looked at again."""
+    engine, clock = made()
+    gang = members()
+    for one in gang:
+        engine.see_pod(one)
+        assert asked(engine, one)
+    clock.now += 5
+    assert engine.to_wake(16) == []
+
+
+def test_a_member_of_many_containers_is_not_scored_while_its_gang_is_known_not_to_fit(
+    api: FakeApi, start: Start, looked: list[int]
+) -> None:
+    """Each was scored for all nodes first, 0.2 s each with 1,024 of nine containers on 400 nodes."""
+    api.put("nodes", *(node(name, cards(name, 8)) for name in NODES))
+    shapes = [[container(f"c{part}", 12 + at, 2) for part in range(5)] for at in range(30)]
+    annotations = {NAMES.gang: "g/30"}
+    gang = [pod(f"m{at}", uid=f"m{at}", containers=its, annotations=annotations) for at, its in enumerate(shapes)]
+    api.put("pods", *gang)
+    extender = start()
+    eventually(lambda: len(next(iter(extender.engine.cache.gangs)).members) == 30)
+    said = set()
+    for one in gang:
+        said |= set(extender.filter(one, NODES)["FailedNodes"].values())
+        scored = extender.engine.cache.scores.knows(extender.engine.cache.asked(one)[1])
+        assert scored == (one is gang[0])
+    assert len(said) == 1 and said.pop().startswith("GangDoesNotFit: gang default/g needs 30 places at once")
+    assert len(looked) < 2 * 30
