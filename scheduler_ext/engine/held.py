@@ -91,7 +91,7 @@ class Held:
         """
         nodes = [node for node, uids in self._over.items() if uid in uids]
         if record is not None and record.usage.cards:
-            self._know(record)
+            self.know(record)
             nodes.append(record.node)
         for node in nodes if self._begun else ():
             self._over.get(node, set()).discard(uid)
@@ -132,10 +132,11 @@ class Held:
         goes.
         """
         if self._cache.reported(record.node, record.uid):
-            self._know(record)
+            self.know(record)
             self._over.setdefault(record.node, set()).add(record.uid)
 
-    def _know(self, record: Record) -> None:
+    def know(self, record: Record) -> None:
+        """Its end or its deletion was seen, so what its manager reports of it gives way for ten seconds."""
         self._deleted[record.uid] = _Deleted(record.node, f"{record.namespace}/{record.name}", self._cache.clock())
         if len(self._deleted) > _MOST_DELETED:
             self._deleted.popitem(last=False)

@@ -12,7 +12,7 @@ from typing import Any
 from scheduler_ext.engine import garbage
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.gangs import GangPlaces
-from scheduler_ext.engine.held import Held
+from scheduler_ext.engine.held import Held, held
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes
 from scheduler_ext.state import objects, unschedulable
@@ -423,10 +423,14 @@ class Intake:
 
     def give_way(self, uid: str) -> None:
         """Somebody fits nowhere but where what has ended, or is deleted, is still booked under this UID."""
-        if uid.startswith(HELD):
+        if not uid.startswith(HELD):
+            if (record := self._cache.pods.get(uid)) is None:
+                return
+            self._held.know(record)
+            self.lose_pod(uid)  # its end may be forged: what its manager reports is held
+            uid = held(record.node, uid)
+        if self._cache.pods.get(uid) is not None:
             self._held.give_way(uid)
-        else:
-            self._give_up(uid)
 
     def _give_up(self, uid: str) -> None:
         """A pod has ended, and its place is free without its manager's word."""

@@ -185,6 +185,26 @@ def test_what_was_just_deleted_gives_way_only_to_who_fits_nowhere_else() -> None
     assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen is None
 
 
+def test_who_has_ended_gives_way_to_one_and_is_booked_again_beside_it() -> None:
+    """An end may be forged: all that came went to the node whose manager refused them, and another one stayed empty."""
+    engine, clock, shown = reported(1)
+    engine.see_pod(ended(shown))
+    assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen == "a", "kube-scheduler asks once"
+    engine.lose_pod("q")  # refused by the manager
+    engine.see_node(node("b", cards("b", 1)))
+    assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen == "b"
+    later(engine, clock)
+    assert engine.filter(pod("s", 60, 1, uid="s"), ["a", "b"]).chosen is None, "its processes go on"
+
+
+def test_who_has_ended_and_gave_way_is_free_when_its_manager_lets_go() -> None:
+    engine, _, shown = reported(1)
+    engine.see_pod(ended(shown))
+    assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen == "a"
+    engine.see_node(reporting({}, 1))
+    assert free(engine) == 40 and engine.cache.gone == {} and engine.figures()["ended_pods_held"] == 0
+
+
 def test_what_gave_way_is_held_again_once_its_place_is_free() -> None:
     """It stayed unbooked for up to 15 s after whoever had got its place was gone: the next went to a refusal."""
     engine, _, _ = reported(1)
@@ -275,7 +295,7 @@ def test_a_manager_that_reports_anew_is_not_dead_and_what_it_names_stays_booked(
 
 
 @pytest.mark.parametrize("how", ["gave way", "a minute is over"])
-def test_what_was_freed_at_its_end_is_held_once_a_new_report_still_names_it(
+def test_what_was_freed_at_its_end_is_held_as_long_as_a_new_report_names_it(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was free for as long as its object lived: all newcomers went to a card that refused each, though another had room."""
@@ -287,7 +307,7 @@ def test_what_was_freed_at_its_end_is_held_once_a_new_report_still_names_it(
     else:
         clock.now += ENDED_SECONDS + 1
         engine.expire()
-    assert free(engine) == 100
+    assert free(engine) == (0 if how == "gave way" else 100)
     engine.see_node(reporting(P | {"o": {"GPU-a-0": (0, 1)}}, 1))
     assert free(engine) == 0
     engine.see_node(node("b", cards("b", 1)))

@@ -182,13 +182,13 @@ def test_a_report_that_is_older_than_the_deletion_makes_nothing_smaller() -> Non
     assert free(engine) == 79
 
 
-def test_a_forged_end_before_a_deletion_frees_for_no_longer_than_the_object_lives() -> None:
+def test_a_forged_end_before_a_deletion_frees_for_nobody_but_one_newcomer() -> None:
     engine, clock, shown = reported(1)
     engine.see_pod(ended(shown))
     assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen == "a"
     engine.lose_pod("q")
     engine.see_node(reporting(P, 1))
-    assert free(engine) == 100, "once and for all"
+    assert free(engine) == 0, "for one newcomer alone"
     engine.lose_pod("p")
     assert free(engine) == 0
     later(engine, clock)
