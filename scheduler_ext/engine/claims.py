@@ -111,6 +111,7 @@ class Claims:
         self._users: dict[str, _User] = {}  # by UID
         self._gangs: dict[tuple[str, str], dict[str, _User]] = {}  # by namespace and name, then UID
         self._counted: set[str] = set()  # pods that have counted as demand
+        self._maybe: tuple[Mapping[str, Any], dict[str, object]] = {}, {}  # the last pod's
 
     # --- the pods that have claims ---
 
@@ -193,8 +194,13 @@ class Claims:
         if not self._depended_on(pod):
             return []
         all_of_them = "deviceclasses" in self._cache.unsynced
-        named = maybe_of_classes(pod, self._cache.names)
-        return [one for one in named if all_of_them or self._book.may_be_ours(one)]
+        return [one for one in self._maybe_of_classes(pod) if all_of_them or self._book.may_be_ours(one)]
+
+    def _maybe_of_classes(self, pod: Mapping[str, Any]) -> dict[str, object]:
+        """Worked out once for a filter, which asks several times with one object of its own."""
+        if self._maybe[0] is not pod:
+            self._maybe = pod, maybe_of_classes(pod, self._cache.names)
+        return self._maybe[1]
 
     def _depended_on(self, pod: Mapping[str, Any]) -> bool:
         """Whether a quota or a gang may depend on what a pod asks."""
@@ -221,7 +227,7 @@ class Claims:
             what, way_out = f"DeviceClass {printable(name)}", "kubectl get deviceclasses"
             asking = classes_as_extended(pod)
             if kind != "class":
-                what, asking = f"a DeviceClass for {printable(name)}", maybe_of_classes(pod, self._cache.names)
+                what, asking = f"a DeviceClass for {printable(name)}", self._maybe_of_classes(pod)
                 way_out += "), or on nodes that have some allocatable (what another scheduler extender gives can be "
                 way_out += "asked for in a namespace without a quota, outside of gangs"
             if name in asking:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence
 
 
 class Plugins:
@@ -30,6 +30,6 @@ class Plugins:
         return resource in self._nodes
 
     def among(self, nodes: Sequence[str], resources: Iterable[str]) -> Sequence[str]:
-        """Those of some nodes that have all of some resources."""
-        there: list[Set[str]] = [self._nodes.get(one, frozenset()) for one in resources]
-        return [node for node in nodes if all(node in some for some in there)]
+        """Those of some nodes that have all of some resources, one at least."""
+        some = set[str].intersection(*(self._nodes.get(one, set()) for one in resources))
+        return [node for node in nodes if node in some] if some else []

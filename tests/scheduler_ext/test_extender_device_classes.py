@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, strategies
 
+from scheduler_ext.engine import claims
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.protocol.reasons import ExtenderReason
 from tests.scheduler_ext.conftest import Running
@@ -25,6 +27,7 @@ from tests.scheduler_ext.extender_claims import (
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, eventually, node, plain_pod
 from tests.scheduler_ext.test_extender_claims import Clock, chosen, free
 from tests.scheduler_ext.test_extender_claims_rules import QUOTA, asks, engine_with, refusal, told
+from vcuda.spec.claims import maybe_of_classes
 from vcuda.spec.errors import Reason
 from vcuda.spec.inventory import Card
 
@@ -412,6 +415,16 @@ def test_what_one_node_has_of_a_resource_lets_no_pod_pass_on_another(seen: bool)
         assert refusal(asks(engine, pod, "a"))[0] is (Reason.INVALID_POD if seen else ExtenderReason.NOT_SYNCED)
         verdict = asks(engine, pod, "a", "other")
         assert verdict is not None and verdict.refusal is None and list(verdict.passed) == ["other"]
+
+
+def test_what_a_filter_takes_for_doubtful_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times, of 64 containers 1 ms each."""
+    engine, one = engine_with(quotas=QUOTA), extended("example.com/gold")
+    worked_out = mock.Mock(wraps=maybe_of_classes)
+    monkeypatch.setattr(claims, "maybe_of_classes", worked_out)
+    assert engine.asks_as_extended(one, ["a"]) and engine.claims_unseen(one, ["a"])
+    assert refusal(asks(engine, one))[0] is ExtenderReason.NOT_SYNCED
+    worked_out.assert_called_once()
 
 
 @pytest.mark.parametrize("missing", ["deviceclasses", "quotas"])
