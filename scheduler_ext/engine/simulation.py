@@ -61,6 +61,8 @@ class Simulation:
         cluster, labels = Cluster(), dict[str, Mapping[str, str]]()
         for model in cache.cluster.models:
             cluster.model_id(model)  # the numbers that `typical` knows them by
+        for size in cache.cluster.sizes:
+            cluster.size_id(size)
         quotas = cache.quotas.elsewhere(asked.namespace, cluster, labels)
         return found, CandidateNodes(
             asked, shape, cache.names, list(cluster.models), cache.typical(), cluster, quotas, labels

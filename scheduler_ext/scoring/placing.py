@@ -46,7 +46,7 @@ def _pointer(array: npt.NDArray[Any]) -> Any:
 
 
 _NODE_FIELDS = (
-    "free_cores", "free_blocks", "total_blocks", "model", "usable", "links", "free_cpu", "free_memory",
+    "free_cores", "free_blocks", "total_blocks", "model", "size", "usable", "links", "free_cpu", "free_memory",
 )  # fmt: skip
 
 
@@ -73,8 +73,8 @@ def _typical(typical: Typical) -> _Struct:
     if typical.allowed is not None:
         arrays["allowed"] = np.ascontiguousarray(typical.allowed)
     return _Struct(
-        "vc_typical", count=len(typical.cores), models=len(typical.rent), cpu_per_card=typical.cpu_per_card,
-        memory_per_card=typical.memory_per_card, **arrays,
+        "vc_typical", count=len(typical.cores), sizes=len(typical.rent), models=typical.rent.shape[1],
+        cpu_per_card=typical.cpu_per_card, memory_per_card=typical.memory_per_card, **arrays,
     )  # fmt: skip
 
 

@@ -1,12 +1,13 @@
-"""What cards and their free parts are worth to the pods that are expected: values of free parts, rents of card models.
+"""What cards and their free parts are worth to the pods that are expected: values of free parts, rents of cards.
 
 A card is cut into shares like a roll of paper into strips. For a mix of wanted sizes the linear relaxation of that
 problem (Gilmore and Gomory 1961) needs the fewest cards, and its dual gives each size a price, in cards, such that no
 way to fill a card is worth more than one card. The value of a free part is the most that fits into it at those prices.
 What a share takes beyond its own value is what the best packing of the expected pods loses by placing it there.
 
-The rent of a card model is how much of it the expected pods would ask for if each kind spread evenly over the models
-that it accepts: cards that choosy pods depend on are dear to those that could go elsewhere.
+The rent of a sort of cards, a model on nodes of one size, is how much of it the expected pods would ask for if each
+kind spread evenly over the sorts that it can use: cards that choosy or large pods depend on are dear to those that
+could go elsewhere.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from vcuda.spec.units import CORES_PER_CARD
 _MOST_SIZES = 32
 _MOST_STEPS = 64  # of the simplex method; every step's prices are usable, the last ones are the best
 _EPSILON = 1e-9
+_MOST_RENT = 2.0  # like stranding: a sort that many depend on is no reason to waste as much as a fifth of another card
 
 
 def _values(sizes: list[int], prices: list[float]) -> tuple[list[float], list[int]]:
@@ -75,8 +77,8 @@ def values(wanted: Mapping[int, float]) -> Floats:
 
 
 def rents(wanted: Floats, accepted: Bools, supply: Ints) -> Floats:
-    """Per model, in cards per card, 0…1, and 0 for the least wanted: `wanted` [n] cards by kinds that accept models
-    [n, models], of which there are `supply` [models] cards. Kinds that no card can serve are left out.
+    """Per sort, in cards per card, 0…2, and 0 for the least wanted: `wanted` [n] cards by kinds that accept sorts
+    [n, sorts], of which there are `supply` [sorts] cards. Kinds that no card can serve are left out.
     """
     there = (accepted * supply).sum(axis=1)
     served = there > 0
@@ -86,4 +88,4 @@ def rents(wanted: Floats, accepted: Bools, supply: Ints) -> Floats:
     parts = wanted[served] / total / (there[served] / supply.sum())
     density: Floats = (accepted[served] * parts[:, None]).sum(axis=0)
     least = density[supply > 0].min()
-    return np.where(supply > 0, np.clip(density - least, 0.0, 1.0), 0.0)
+    return np.where(supply > 0, np.clip(density - least, 0.0, _MOST_RENT), 0.0)

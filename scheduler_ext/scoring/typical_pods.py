@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler_ext.scoring import prices
-from scheduler_ext.state.cluster import Bools, Cluster, Floats, Ints
+from scheduler_ext.state.cluster import Bools, Cluster, Floats, Ints, Supply
 from scheduler_ext.state.shape import Shape, Step
 from vcuda.spec.request import CardFilter
 from vcuda.spec.units import CORES_PER_CARD
@@ -42,8 +42,8 @@ class Typical:
     """Typical pods as arrays, [m]. `allowed` is [card models, m], or None if no typical pod chooses its model.
 
     `cpu_per_card` (milli) and `memory_per_card` (bytes): the mean need of all pods that request any; tiny if none does.
-    `values` [card models, 101]: what a card's free hundredths are worth; `rent` [card models]; both in cards, see
-    prices.py.
+    `values` [card models, 101]: what a card's free hundredths are worth; `rent` [sizes of nodes, card models]; both in
+    cards, see prices.py.
     """
 
     version: int
@@ -95,7 +95,7 @@ class Workload:
         self._covered, self._most = covered, most
         self._refreshed = float("-inf")
         self._weights: dict[Kind, float] = {}
-        self._supply: Ints = np.zeros(0, np.int64)
+        self._supply: Ints = np.zeros((0, 0), np.int64)
         self._typical: Typical | None = None
         self.aside = False  # whether `learn` makes new versions
         for shape in pods or ():
@@ -121,7 +121,7 @@ class Workload:
         `learn` only the first version and such are made.
         """
         old = self._typical
-        if old is None or len(cluster.models) != len(self._supply) or (not self.aside and self._due(now)):
+        if old is None or len(cluster.models) != self._supply.shape[1] or (not self.aside and self._due(now)):
             self._take(self._seen(cluster, now).next(old))
         assert self._typical is not None
         return self._typical
@@ -146,7 +146,7 @@ class Workload:
         self._refreshed = now
         old = None if self._typical is None else (self._weights, self._supply)
         bounds = self._most, self._covered
-        return _Seen(dict(self._counts), self._total, list(cluster.models), *cluster.supply(), *bounds, old)
+        return _Seen(dict(self._counts), self._total, list(cluster.models), cluster.supply(), *bounds, old)
 
     def _take(self, made: _Made | None) -> None:
         if made is not None:
@@ -165,8 +165,7 @@ class _Seen(NamedTuple):
     counts: dict[Kind, float]
     total: float
     models: list[str]
-    supply: Ints
-    blocks: Ints
+    supply: Supply
     most: int
     covered: float
     old: tuple[dict[Kind, float], Ints] | None
@@ -174,16 +173,17 @@ class _Seen(NamedTuple):
     def next(self, last: Typical | None) -> _Made | None:
         """None if the last version will do."""
         weights = self._most_frequent(self.most, self.covered)
-        if self.old is not None and len(self.models) == len(self.old[1]):
+        cards = self.supply.cards
+        if self.old is not None and cards.shape == self.old[1].shape:
             before, supply = self.old
             # How much the numbers of cards have changed, as a part of all cards.
-            grown = float(np.abs(self.supply - supply).sum() / max(supply.sum(), 1))
+            grown = float(np.abs(cards - supply).sum() / max(supply.sum(), 1))
             if max(_moved(weights, before), grown) < _DRIFT:
                 return None
         kinds = self._most_frequent(_MOST_KINDS, 1.0)
         version = 0 if last is None else last.version + 1
-        made = _compiled(weights, kinds, self.models, self.supply, self.blocks, version)
-        return _Made(made, weights, self.supply)
+        made = _compiled(weights, kinds, self.models, self.supply, version)
+        return _Made(made, weights, cards)
 
     def _most_frequent(self, most: int, covered: float) -> dict[Kind, float]:
         chosen: dict[Kind, float] = {}
@@ -227,23 +227,29 @@ def _values(kinds: dict[Kind, float], blocks: Ints) -> Floats:
     return np.array([found[total] for total in blocks.tolist()]).reshape(-1, CORES_PER_CARD + 1)
 
 
-def _rents(kinds: dict[Kind, float], models: list[str], supply: Ints, blocks: Ints) -> Floats:
-    alike: dict[tuple[CardFilter, int], float] = {}
+def _rents(kinds: dict[Kind, float], models: list[str], supply: Supply) -> Floats:
+    """[sizes, models]; a kind can use what it accepts where a node is large enough for the whole pod."""
+    alike: dict[tuple[CardFilter, int, tuple[int, int, int]], float] = {}
     for kind, weight in kinds.items():
-        key = kind.models, 0 if kind.step.whole else kind.step.blocks
+        least = 0 if kind.step.whole else kind.step.blocks
+        key = kind.models, least, (kind.step.cards, kind.cpu_milli, kind.memory_bytes)
         alike[key] = alike.get(key, 0.0) + weight * _cards(kind)
-    accepted = np.array([[which.allows(model) for model in models] for which, _ in alike], np.bool_)
-    enough = np.array([least for _, least in alike], np.int64)[:, None] <= blocks
-    accepted = accepted.reshape(len(alike), len(models)) & enough
-    return prices.rents(np.array(list(alike.values())), accepted, supply)
+    chosen = {which: [which.allows(model) for model in models] for which, _, _ in alike}
+    accepted = np.array([chosen[which] for which, _, _ in alike], np.bool_).reshape(len(alike), len(models))
+    accepted &= np.array([least for _, least, _ in alike], np.int64)[:, None] <= supply.blocks
+    needs = np.array([need for _, _, need in alike], np.int64).reshape(-1, 1, 3)
+    sizes = supply.sizes.copy()
+    sizes[:, 1:][sizes[:, 1:] == 0] = np.iinfo(np.int64).max  # not told
+    large: Bools = np.all(needs <= sizes, axis=2)
+    sorts = (large[:, :, None] & accepted[:, None, :]).reshape(len(alike), supply.cards.size)
+    return prices.rents(np.array(list(alike.values())), sorts, supply.cards.ravel()).reshape(supply.cards.shape)
 
 
 def _compiled(
     weights: dict[Kind, float],
     all_kinds: dict[Kind, float],
     models: list[str],
-    supply: Ints,
-    blocks: Ints,
+    supply: Supply,
     version: int,
 ) -> Typical:
     kinds = list(weights)
@@ -262,6 +268,6 @@ def _compiled(
         else None,
         _per_card(all_kinds, [kind.cpu_milli for kind in all_kinds]),
         _per_card(all_kinds, [kind.memory_bytes for kind in all_kinds]),
-        _values(all_kinds, blocks),
-        _rents(all_kinds, models, supply, blocks),
+        _values(all_kinds, supply.blocks),
+        _rents(all_kinds, models, supply),
     )

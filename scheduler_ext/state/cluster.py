@@ -30,7 +30,9 @@ _PER_CARD: dict[str, type] = {
     "free_cores": np.int64, "free_blocks": np.int64, "total_blocks": np.int64, "model": np.int64,
     "present": np.bool_, "usable": np.bool_, "links": np.uint8,
 }  # fmt: skip
-_PER_NODE = ("free_cpu", "free_memory", "code", "changed", "born")
+_PER_NODE = ("free_cpu", "free_memory", "size", "code", "changed", "born")
+_SIZE_BITS = 5  # of an amount, that tell sizes of nodes apart: machines of one type differ by less
+_MOST_SIZES = 256  # nodes describe themselves, and what is worked out of sizes must not fill our memory
 
 
 class Usage(NamedTuple):
@@ -54,9 +56,29 @@ class View(NamedTuple):
     free_blocks: Ints
     total_blocks: Ints
     model: Ints
+    size: Ints
     free_cpu: Ints
     free_memory: Ints
     links: Ranks  # [k, cards, cards]
+
+
+class Size(NamedTuple):
+    """How large nodes are, when nothing is booked on them. 0 milli-cpu or bytes: not told."""
+
+    cards: int
+    cpu_milli: int
+    memory_bytes: int
+
+
+class Supply(NamedTuple):
+    """Of usable cards: how many by size of node and model, [sizes, models], and the blocks of a model's largest one.
+
+    `sizes` [sizes, 3]: the largest node's cards, milli-cpu and bytes.
+    """
+
+    cards: Ints
+    blocks: Ints
+    sizes: Ints
 
 
 class Described(NamedTuple):
@@ -79,6 +101,7 @@ class Cluster:
         self.named = NodeNames()  # the same, for names in a request
         self.cards: list[tuple[Card, ...]] = []
         self.models: list[str] = []
+        self.sizes: list[Size] = []
         self.clock = 0
         self._columns: list[dict[str, int]] = []
         self._unused: list[int] = []
@@ -87,6 +110,7 @@ class Cluster:
         self._capacity_cpu: list[tuple[int, int]] = []
         self._problem: list[int] = []
         self._model_ids: dict[str, int] = {}
+        self._size_ids: dict[Size, int] = {}
         self._followers: list[set[str]] = []
         self._allocate(max(rows, 64), max(columns, 8))
 
@@ -99,6 +123,7 @@ class Cluster:
         for name in (*_PER_CARD, *_PER_NODE):
             setattr(other, name, getattr(self, name).copy())
         other.names, other.cards, other.models = list(self.names), list(self.cards), list(self.models)
+        other.sizes = list(self.sizes)
         other._columns, other._problem = list(self._columns), list(self._problem)
         other.index, other._bookings, other._followers, other.native = dict(self.index), {}, [], None
         return other
@@ -127,6 +152,7 @@ class Cluster:
     links: Ranks  # a byte each: beside one node of MIG instances these are the most of all arrays
     free_cpu: Ints
     free_memory: Ints
+    size: Ints
     code: Ints
     changed: Ints
     born: Ints  # the clock when the row got the name that it has
@@ -243,6 +269,7 @@ class Cluster:
                 if peer in self._columns[row]:
                     self.links[row, column, self._columns[row][peer]] = min(max(rank, 0), _CLOSEST)
         self.free_cpu[row], self.free_memory[row] = self._capacity_cpu[row]
+        self.size[row] = self.size_id(Size(len(cards), *self._capacity_cpu[row])) if cards else 0
         for usage in self._bookings.get(self.names[row], {}).values():
             self._apply(row, usage, -1)
         self._settle(row)
@@ -388,13 +415,30 @@ class Cluster:
             self.models.append(model)
         return number
 
-    def supply(self) -> tuple[Ints, Ints]:
-        """Per card model: how many usable cards there are, and the memory blocks of the largest one."""
-        count, blocks = np.zeros((2, len(self.models)), np.int64)
-        models = self.model[self.usable]
-        np.add.at(count, models, 1)
-        np.maximum.at(blocks, models, self.total_blocks[self.usable])
-        return count, blocks
+    def size_id(self, size: Size) -> int:
+        """The small integer that stands for nodes of about this size in the `size` array; none where it is no place in
+        `sizes`.
+        """
+        alike = Size(size.cards, _rounded(size.cpu_milli), _rounded(size.memory_bytes))
+        number = self._size_ids.get(alike)
+        if number is None:
+            if len(self.sizes) == _MOST_SIZES:
+                return _MOST_SIZES
+            number = self._size_ids[alike] = len(self.sizes)
+            self.sizes.append(size)
+        self.sizes[number] = Size(*map(max, self.sizes[number], size))
+        return number
+
+    def supply(self) -> Supply:
+        """What cards there are, by the numbers of models and sizes."""
+        cards = np.zeros((len(self.sizes), len(self.models)), np.int64)
+        blocks = np.zeros(len(self.models), np.int64)
+        rows, columns = np.nonzero(self.usable)
+        sizes, models = self.size[rows], self.model[rows, columns]
+        numbered = sizes < len(self.sizes)
+        np.add.at(cards, (sizes[numbered], models[numbered]), 1)
+        np.maximum.at(blocks, models, self.total_blocks[rows, columns])
+        return Supply(cards, blocks, np.array(self.sizes, np.int64).reshape(-1, 3))
 
     def free_cards(self, rows: Ints) -> Floats:
         """How many cards' worth of cores each of `rows` has free."""
@@ -415,7 +459,14 @@ class Cluster:
             np.maximum(self.free_blocks[rows], 0),
             self.total_blocks[rows],
             self.model[rows],
+            self.size[rows],
             self.free_cpu[rows],
             self.free_memory[rows],
             self.links[rows],
         )
+
+
+def _rounded(amount: int) -> int:
+    """Its first few bits."""
+    beyond = max(amount.bit_length() - _SIZE_BITS, 0)
+    return amount >> beyond << beyond

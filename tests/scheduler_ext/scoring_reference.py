@@ -123,6 +123,13 @@ def waste(view: View, before: Rest, after: Rest, typical: Typical) -> Floats:
     return wasted
 
 
+def _rent(view: View, typical: Typical) -> Floats:
+    """[k, cards]; nodes of sizes that the typical pods do not know cost none."""
+    known = np.where(view.size < len(typical.rent), view.size, 0)[:, None]
+    rent: Floats = np.where(known == view.size[:, None], typical.rent[known, view.model], 0.0)
+    return rent
+
+
 def fgd_one_card(view: View, before: Rest, after: Rest, _taken: Bools, typical: Typical) -> Floats:
     now, value, takes, count, useful = _fragments(view, before, typical)
     then_value = worth(view, after.cores, after.blocks)
@@ -136,7 +143,7 @@ def fgd_one_card(view: View, before: Rest, after: Rest, _taken: Bools, typical: 
     stranded = _stranded(value.sum(axis=1), before.cpu, before.memory, typical)
     then_stranded = _stranded(free, after.cpu[:, None], after.memory[:, None], typical)
     gradient = then - now[:, None] + _STRANDED * (then_stranded - stranded[:, None])
-    rent = typical.rent[view.model] * (value - then_value)
+    rent = _rent(view, typical) * (value - then_value)
     wasted = _WASTE * waste(view, before, after, typical)
     cost: Floats = wasted + gradient + rent + _TIE_NODE * free + _TIE_CARD * then_value
     return cost
@@ -148,7 +155,7 @@ def fgd_several_cards(view: View, before: Rest, after: Rest, _taken: Bools, typi
     free: Floats = then_value.sum(axis=1)
     stranded = _stranded(value.sum(axis=1), before.cpu, before.memory, typical)
     then_stranded = _stranded(free, after.cpu, after.memory, typical)
-    rent = (typical.rent[view.model] * (value - then_value)).sum(axis=1)
+    rent = (_rent(view, typical) * (value - then_value)).sum(axis=1)
     cost: Floats = then - now + _STRANDED * (then_stranded - stranded) + rent + _TIE_NODE * free
     return cost
 

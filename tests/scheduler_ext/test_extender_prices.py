@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_ext.scoring import prices
+from scheduler_ext.scoring import placing, prices
 from scheduler_ext.scoring.scores import Scores, cheapest
 from scheduler_ext.scoring.typical_pods import Workload
 from scheduler_ext.state.cluster import Cluster, Usage
 from scheduler_ext.state.shape import Shape, shape_of
+from tests.scheduler_ext import scoring_reference as reference
 from tests.scheduler_ext.extender_support import NAMES, cards, pod
 from vcuda.spec import request
 from vcuda.spec.request import Policy
@@ -129,3 +130,74 @@ def test_who_accepts_all_models_leaves_a_scarce_one_to_those_who_do_not() -> Non
     # … but not much too much.
     assert _decide(cluster, one(12_000), workload) == "a"
     assert _decide(cluster, choosy, workload) == "a"
+
+
+def _cards_pod(count: int, cpu_milli: int, memory_bytes: int = 0) -> Shape:
+    shape = shape_of(request.parse_pod(pod("p", 100 * count, None), NAMES), Policy.FGD)
+    return dataclasses.replace(shape, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
+
+
+@pytest.mark.parametrize("large", [_cards_pod(8, 120_000), _cards_pod(8, 60_000, 2**39)])
+def test_who_fits_on_every_node_leaves_large_nodes_to_those_who_do_not(large: Shape) -> None:
+    cluster = Cluster()
+    cluster.set_node("a", cards("a", 8), 128_000, 2**39)
+    for name in "bcd":
+        cluster.set_node(name, cards(name, 8), 96_000, 2**38)
+    small = _cards_pod(8, 60_000, 2**33)
+    assert _decide(cluster, small, Workload([small])) == "a", "the first of equals"
+    workload = Workload([small] * 30 + [large])
+    assert _decide(cluster, small, workload) == "b"
+
+
+def test_rent_is_by_size_of_node_and_model() -> None:
+    cluster = Cluster()
+    cluster.set_node("one", cards("one", 1, model="T4"), 16_000, 2**36)
+    cluster.set_node("small", cards("small", 4, model="T4"), 16_000, 2**36)
+    cluster.set_node("large", cards("large", 4, model="A100"), 128_000, 2**36)
+    # A third each: for any card, for two on one node (which "one" lacks), for one with the cpu of "large" alone.
+    workload = Workload([_cards_pod(1, 1_000)] * 2 + [_cards_pod(2, 1_000)] + [_cards_pod(1, 99_000)] * 2)
+    rent = workload.typical(cluster, 0.0).rent
+    at = {name: (cluster.size[row], cluster.model[row, 0]) for name, row in cluster.index.items()}
+    assert {name: rent[place] for name, place in at.items()} == pytest.approx(
+        {"one": 0.0, "small": 3 / 8, "large": 3 / 8 + 3 / 4}
+    )
+    assert rent.shape == (3, 2) and np.count_nonzero(rent) == 2
+
+
+def test_a_node_whose_cpu_and_memory_nobody_told_is_large_enough() -> None:
+    cluster = Cluster()
+    cluster.set_node("a", cards("a", 8), 0, 0)
+    cluster.set_node("b", cards("b", 1), 0, 0)
+    typical = Workload([_cards_pod(8, 120_000, 2**40)] + [_cards_pod(1, 1_000)] * 8).typical(cluster, 0.0)
+    assert typical.rent.ravel().tolist() == pytest.approx([0.5 / (8 / 9), 0.0])
+
+
+def test_a_node_of_a_new_size_costs_no_rent_before_the_next_version_which_knows_it() -> None:
+    cluster = Cluster()
+    workload = Workload([_cards_pod(8, 60_000)] * 3 + [_cards_pod(8, 120_000)])
+    for name in "bc":
+        cluster.set_node(name, cards(name, 8), 96_000, 2**38)
+    first = workload.typical(cluster, 0.0)
+    for name in [f"n{at}" for at in range(60)]:
+        cluster.set_node(name, cards(name, 8), 96_000 + 1, 2**38)
+        assert cluster.size[cluster.index[name]] == cluster.size[0], "about as large"
+    cluster.set_node("a", cards("a", 8), 128_000, 2**38)
+    assert workload.typical(cluster, 30.0) is first
+    asked, view = _cards_pod(8, 60_000), cluster.whole()
+    assert (
+        placing.plan(asked, view, None, first).cost.tolist() == reference.plan(asked, view, None, first).cost.tolist()
+    )
+    cluster.remove_node("a")
+    for at in range(60):
+        cluster.remove_node(f"n{at}")
+    assert workload.typical(cluster, 70.0).version == first.version + 1, "a size was added"
+
+
+def test_nodes_of_ever_new_sizes_do_not_fill_the_memory() -> None:
+    cluster = Cluster()
+    for at in range(600):
+        cluster.set_node(f"n{at}", cards(f"n{at}", 1), (1 + at % 60) << at // 12, 2**38)
+    workload = Workload([_cards_pod(1, 1_000)])
+    assert len(workload.typical(cluster, 0.0).rent) == len(cluster.sizes) == 256
+    table = Scores().table(_cards_pod(1, 1), cluster, workload.typical(cluster, 0.0))
+    assert (table.code[: len(cluster)] == 0).all()

@@ -257,8 +257,8 @@ static struct vc_node node_at(const struct vc_nodes *nodes, const struct vc_typi
     int64_t at = row * nodes->columns;
 
     return (struct vc_node){
-        nodes->columns, nodes->total_blocks + at, nodes->model + at, nodes->links + at * nodes->columns,
-        nodes->usable + at, typical, work,
+        nodes->columns, nodes->size[row], nodes->total_blocks + at, nodes->model + at,
+        nodes->links + at * nodes->columns, nodes->usable + at, typical, work,
     };
 }
 

@@ -13,7 +13,7 @@
  * - A typical pod finds a node usable as long as one of it fits, even if the node's cpu and memory will run out long before its
  *   cards do. So a node's free cards beyond those that its free cpu and memory could serve, at the expected pods' mean need per
  *   card, count as stranded, and stranding a card costs twice as much as fragmenting it: no share at all can use it.
- * - A card costs rent by how much pods that accept few models depend on its model.
+ * - A card costs rent by how much pods that accept few models, or fit on large nodes only, depend on such cards.
  *
  * docs/extender.md has what each is worth on the public trace. Sums are made in a fixed order: equal states must cost the same,
  * to the last bit, wherever they are.
@@ -217,7 +217,10 @@ static double waste(const struct vc_node *node, int64_t card, struct vc_rest bef
 
 static double rent_of(const struct vc_node *node, int64_t card)
 {
-    return node->model[card] < node->typical->models ? node->typical->rent[node->model[card]] : 0.0;
+    const struct vc_typical *typical = node->typical;
+    bool known = node->size < typical->sizes && node->model[card] < typical->models;
+
+    return known ? typical->rent[node->size * typical->models + node->model[card]] : 0.0;
 }
 
 static void fgd_cards(const struct vc_node *node, struct vc_rest before, struct vc_rest after, const uint8_t *fits,

@@ -10,7 +10,7 @@
 
 /* One node's cards, and room to work in. */
 struct vc_node {
-    int64_t columns;
+    int64_t columns, size;
     const int64_t *total_blocks, *model;
     const uint8_t *links;
     const uint8_t *usable;
