@@ -13,6 +13,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from scheduler_ext.protocol.reasons import FITS, AnyReason, ExtenderReason
 from scheduler_ext.scoring import exact_search, placing, scores
 from scheduler_ext.scoring.scores import Scores
 from scheduler_ext.scoring.typical_pods import Typical, Workload
-from scheduler_ext.state import claims, objects
+from scheduler_ext.state import claims, objects, unschedulable
 from scheduler_ext.state.claims import SeenClaim, Wish
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted, packed
@@ -110,6 +111,7 @@ class Claims:
         self._scores, self.workload = Scores(allowed=scores.first_fitting), Workload()
         self._users: dict[str, _User] = {}  # by UID
         self._gangs: dict[tuple[str, str], dict[str, _User]] = {}  # by namespace and name, then UID
+        self._refused_before: set[str] = set()  # pods that an extender has refused that is gone, until the lists are in
         self._counted: set[str] = set()  # pods that have counted as demand
         self._maybe: tuple[Mapping[str, Any], dict[str, object]] = {}, {}  # the last pod's
 
@@ -131,6 +133,8 @@ class Claims:
         self._users[uid] = user
         if not objects.place(pod):
             self._cache.waiting.show_claims(pod, user.claims)
+            if "pods" in self._cache.unsynced and objects.unschedulable(pod):
+                self._refused_before.add(uid)
         if user.gang is not None and user.gang.size > 1:
             self._gangs.setdefault((user.namespace, user.gang.name), {})[uid] = user
 
@@ -156,7 +160,18 @@ class Claims:
         self._counted.discard(uid)
         self._book.lose_pod(uid)
 
+    def recall(self) -> None:
+        """The first lists are in: of whom an extender that is gone has refused it is known now what its claims ask."""
+        for user in map(self._users.__getitem__, self._refused_before):
+            with contextlib.suppress(InvalidRequest):
+                shape = self._shape(user, self._waiting(user))
+                if shape.steps and user.uid not in self._cache.unschedulable:  # it may have asked for a share, too
+                    known = user.uid, user.namespace or "default", user.name, shape, self._cache.clock()
+                    self._cache.unschedulable.put(unschedulable.before(*known, of_claims=True))
+        self._refused_before.clear()
+
     def _forget(self, uid: str) -> None:
+        self._refused_before.discard(uid)
         old = self._users.pop(uid, None)
         if old is not None and old.gang is not None:
             members = self._gangs.get((old.namespace, old.gang.name), {})

@@ -321,6 +321,8 @@ class Engine:
         """The first complete list of "nodes" or "pods" is in."""
         with self._lock:
             self._intake.synced(kind)
+            if not self.cache.unsynced:
+                self._claims.recall()
         if self.cache.workload.aside and not self.cache.unsynced:
             with self._lock:
                 self.cache.typical()  # the first version, of what has come: no request is to wait for it

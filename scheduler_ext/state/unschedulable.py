@@ -75,9 +75,9 @@ def of(decision: Decision, now: float) -> Unschedulable | None:
     return again(Needs.ROOM, now, decision.shape, offered, decision.clock)
 
 
-def before(uid: str, namespace: str, name: str, shape: Shape, now: float) -> Unschedulable:
+def before(uid: str, namespace: str, name: str, shape: Shape, now: float, *, of_claims: bool = False) -> Unschedulable:
     """Of a pod that was refused before we began: nobody knows what for, and which nodes were offered."""
-    return Unschedulable(uid, namespace, name, "RefusedBefore", Needs.ROOM, now, shape)
+    return Unschedulable(uid, namespace, name, "RefusedBefore", Needs.ROOM, now, shape, of_claims=of_claims)
 
 
 class _Woken(NamedTuple):
@@ -94,6 +94,9 @@ class UnschedulablePods:
         self._in_namespace: collections.Counter[str] = collections.Counter()
         self._woken: collections.OrderedDict[str, _Woken] = collections.OrderedDict()
         self._freed = math.inf  # since when something is free that no API object shows
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
 
     def put(self, one: Unschedulable) -> None:
         """In place of what was known of the pod."""

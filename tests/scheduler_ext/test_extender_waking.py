@@ -19,7 +19,7 @@ from scheduler_ext.state.unschedulable import REST
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.lanes import Lanes
 from scheduler_ext.sync.waking import Waker
-from tests.scheduler_ext.extender_claims import claim, device_class, node_slices, user
+from tests.scheduler_ext.extender_claims import ask, claim, device_class, node_slices, user
 from tests.scheduler_ext.extender_engine import Clock, engine_with
 from tests.scheduler_ext.extender_support import BLOCKS, NAMES, FakeApi, Served, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_claims_rules import QUOTA
@@ -262,6 +262,41 @@ def test_who_was_refused_for_what_no_watch_had_shown_is_woken_when_it_has(way: s
     else:
         engine.see_class(gold)
     assert woken(engine, clock) == ["p"] and passes(engine, one)
+
+
+@pytest.mark.parametrize("last", ["pods", "resourceclaims"])
+def test_who_has_claims_alone_is_woken_once_after_an_extender_that_is_gone_has_refused_it(last: str) -> None:
+    """They waited five minutes, or for another pod's end."""
+    clock = Clock()
+    engine = Engine(NAMES, clock=clock, wall_clock=lambda: 1)
+    engine.expect_claims()
+    engine.see_quotas({"data": {"quotas": QUOTA}})
+    engine.see_node(node("a", None))
+    for one in node_slices("a"):
+        engine.see_slice(one)
+    kinds = ["nodes", "pods", "resourceslices", "deviceclasses", "resourceclaimtemplates", "resourceclaims"]
+    shown = {
+        "resourceclaims": [
+            (
+                engine.see_claim,
+                [claim("c", uid="c"), claim("d", uid="d"), claim("huge", ask(blocks=2 * BLOCKS), uid="h")],
+            )
+        ],
+        "pods": [
+            (engine.see_pod, [refused_before(user("p", "c", uid="p")), refused_before(user("q", "huge", uid="q"))]),
+            (engine.see_pod, [user("new", "d", uid="new"), refused_before(user("none", "of-another-driver", uid="n"))]),
+        ],
+    }
+    for kind in sorted(kinds, key=lambda one: one == last):
+        for see, ones in shown.get(kind, ()):
+            for one in ones:
+                see(one)
+        assert woken(engine, clock) == []
+        engine.synced(kind)
+    assert woken(engine, clock) == ["p"]
+    engine.see_pod(refused_before(user("p", "c", uid="p")))
+    engine.cache.unschedulable.free()
+    assert woken(engine, clock, 400) == []
 
 
 def test_a_claims_assumption_that_expires_wakes_whom_the_quota_refused() -> None:
