@@ -21,7 +21,7 @@ from scheduler_ext.engine.claims import Claims
 from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gang_planning import Asked
-from scheduler_ext.engine.gangs import GangPlaces, Outlook, Plan, PlannedRefusal
+from scheduler_ext.engine.gangs import LARGE, GangPlaces, Outlook, Plan, PlannedRefusal
 from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption, Way
@@ -129,7 +129,10 @@ class Engine:
             return self._filter.filter(pod, names, plan)
 
     def filter_briefly(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
-        """The same where few nodes have to be scored for it; else None, and nothing is done: `score_some` first."""
+        """The same where few nodes have to be scored for it, and its gang is not refused by greed alone.
+
+        Else None, and nothing is done: `score_some` first, and `plan_gang` for the latter.
+        """
         with self._lock:
             return self._filter.filter_briefly(pod, names)
 
@@ -147,13 +150,15 @@ class Engine:
         found = self._planned_before(pod, names)
         return found._replace(alone=False) if isinstance(found, PlannedRefusal) else None
 
-    def plan_gang(self, pod: Mapping[str, Any], names: Sequence[str]) -> Plan | PlannedRefusal | None:
+    def plan_gang(
+        self, pod: Mapping[str, Any], names: Sequence[str], *, small: bool = False
+    ) -> Plan | PlannedRefusal | None:
         """Look for the places of a large gang before its first pod is decided. Takes long; the search holds no lock.
 
-        What was found for another member holds until something has changed, and beyond where its namespace's gangs
-        have taken their time.
+        `small`: of a small gang, too, which `filter_briefly` found no places for. What was found for another member
+        holds until something has changed, and beyond where its namespace's gangs have taken their time.
         """
-        found = self._planned_before(pod, names)
+        found = self._planned_before(pod, names, small=small)
         if found is None or isinstance(found, PlannedRefusal):
             return found
         uid, outlook, known = found
@@ -164,7 +169,7 @@ class Engine:
             return self._gangs.planned(uid, known, outlook, clock, places, seconds)
 
     def _planned_before(
-        self, pod: Mapping[str, Any], names: Sequence[str]
+        self, pod: Mapping[str, Any], names: Sequence[str], *, small: bool = False
     ) -> PlannedRefusal | tuple[str, Outlook, Asked] | None:
         """What is remembered of a gang; or what to plan it on, if there is a need."""
         try:
@@ -175,12 +180,16 @@ class Engine:
             gang = self._gangs.join(asked, shape)
             if gang is not None and not gang.places:
                 self._intake.all_give_way()  # as Filter does for others where they fit only so; a gang asks for much
-            outlook = self._gangs.ahead(asked, shape, names, objects.priority(pod))
+            outlook = self._gangs.ahead(asked, shape, names, objects.priority(pod), small=small)
         if outlook is None:
             return None
         known = Asked.of(outlook.wishes, outlook.cluster, outlook.rows, outlook.held)
         with self._lock:
-            return self._gangs.remembered(asked.uid, known) or (asked.uid, outlook, known)
+            if (refused := self._gangs.remembered(asked.uid, known)) is not None:
+                return refused
+            if not small and len(outlook.wishes) <= LARGE:
+                return None  # greed is tried first: that is little
+            return self._gangs.resting(asked.uid) or (asked.uid, outlook, known)
 
     def filter_claims(self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False) -> Verdict | None:
         """Choose a node for the claims of a pod that are not allocated; None: all nodes pass.

@@ -118,6 +118,12 @@ class Filter:
             nominated = self._cache.pods.release(asked.uid) or nominated  # whom it waited for is gone now
             choice = self._choice(asked, shape, names, priority, None)
         self._held.hold_again()
+        if choice.refusal is not None and choice.refusal[0] is ExtenderReason.GANG_DOES_NOT_FIT:
+            if briefly:
+                if nominated is not None:
+                    self._cache.pods.put(nominated)
+                return None
+            self._cache.metrics.gangs.labels("refused").inc()
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
         if row is not None:
             self._cache.nominations.forget(asked.uid)

@@ -14,8 +14,8 @@ from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Choice, Chooser
 from scheduler_ext.engine.gang_planning import Asked, PlanningTime
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
-from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
-from scheduler_ext.scoring import scores
+from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
+from scheduler_ext.scoring import gang_search, scores
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
 from scheduler_ext.scoring.typical_pods import Typical
@@ -26,7 +26,7 @@ from scheduler_ext.state.shape import Shape
 from vcuda.printable import printable
 from vcuda.spec.request import PodRequest
 
-_LARGE = 16  # places that are looked for without the lock
+LARGE = 16  # places that are looked for without the lock
 
 
 def _roomy(cluster: Cluster, quotas: Quotas, namespace: str, table: Table, rows: Ints) -> int | None:
@@ -45,6 +45,13 @@ class Place(NamedTuple):
     usage: Usage
 
 
+class Found(NamedTuple):
+    """Places of a gang, fewer than its wishes where not all can be had. `as_planned`: its first pod has no choice."""
+
+    places: list[Place]
+    as_planned: bool = False
+
+
 class Outlook(NamedTuple):
     """The nodes and a namespace's quotas as they were, and places of a gang to find there among some rows."""
 
@@ -56,27 +63,75 @@ class Outlook(NamedTuple):
     wishes: list[Shape]
     held: object  # Quotas.held of then
 
-    def places(self) -> list[Place]:
-        """Those that are there at once, in the order of the wishes, up to the first that can't be had.
+    def places(self) -> Found:
+        """Those that are there at once: for all wishes, or for as many as could be had.
 
-        Takes long, once, and needs no lock: 1,024 places of nine shares are up to 0.9 s.
+        In the order of the wishes first; where that fails, what is hardest to place goes first, and places for a few
+        pods are then searched exactly. Takes long, once, and needs no lock: 1,024 of nine shares are up to 0.9 s.
         """
-        cluster, tables, found = self.cluster, Scores(), list[Place]()
+        count, tables, order = len(self.wishes), Scores(), list(range(len(self.wishes)))
         with tables.one_budget():
-            for number, shape in enumerate(self.wishes):
-                table = tables.table(shape, cluster, self.typical)
-                row = _roomy(cluster, self.quotas, self.namespace, table, self.rows)
-                if row is None:
-                    break
-                uid, usage = str(number), scores.use_of(cluster, table, row)
-                cluster.book(uid, cluster.names[row], usage)
-                place = Record(uid, self.namespace, "", cluster.names[row], usage, State.RESERVED, 0.0)
-                self.quotas.count(place, 1)
-                found.append(Place(row, usage))
-        return found
+            places = self._by_greed(tables, order)
+            if len(places) == count:
+                return Found(places)
+            if len(set(self.wishes)) > 1:
+                hard = [gang_search.hardness(shape, self.cluster) for shape in self.wishes]
+                order.sort(key=lambda number: hard[number], reverse=True)
+                others = self._by_greed(tables, order)
+                if len(others) == count:
+                    at = dict(zip(order, others, strict=True))
+                    return Found([at[number] for number in range(count)], as_planned=True)
+                places = max(places, others, key=len)
+        exact = self._exactly() if count <= gang_search.MOST_PODS else None
+        return Found(places) if exact is None else Found(exact, as_planned=True)
+
+    def _by_greed(self, tables: Scores, order: Sequence[int]) -> list[Place]:
+        """The best place for one wish after the other, up to the first that can't be had. Leaves the book as it was."""
+        cluster, booked = self.cluster, list[Record]()
+        for number in order:
+            table = tables.table(self.wishes[number], cluster, self.typical)
+            row = _roomy(cluster, self.quotas, self.namespace, table, self.rows)
+            if row is None:
+                break
+            booked.append(self._book(number, Place(row, scores.use_of(cluster, table, row))))
+        for record in booked:
+            cluster.release(record.uid, record.node)
+            self.quotas.count(record, -1)
+        return [Place(cluster.index[record.node], record.usage) for record in booked]
+
+    def _book(self, number: int, place: Place) -> Record:
+        node = self.cluster.names[place.row]
+        record = Record(str(number), self.namespace, "", node, place.usage, State.RESERVED, 0.0)
+        self.cluster.book(record.uid, node, place.usage)
+        self.quotas.count(record, 1)
+        return record
+
+    def _exactly(self) -> list[Place] | None:
+        def place(number: int, spot: gang_search.Spot) -> Place:
+            cards, shape = self.cluster.cards[spot.row], self.wishes[number]
+            use = {cards[column].uuid: amounts for column, amounts in spot.use.items()}
+            return Place(spot.row, Usage(use, shape.cpu_milli, shape.memory_bytes))
+
+        def allow(number: int, spot: gang_search.Spot, sign: int) -> bool:
+            one, node = place(number, spot), self.cluster.names[spot.row]
+            if sign > 0 and self.quotas.over(self.namespace, (), node, one.usage.cards):
+                return False
+            self.quotas.count(Record("", self.namespace, "", node, one.usage, State.RESERVED, 0.0), sign)
+            return True
+
+        def covering(row: int) -> object:
+            return self.quotas.covering(self.namespace, self.cluster.names[row])
+
+        search = gang_search.Search(self.wishes, self.cluster, self.rows)
+        if self.quotas.of(self.namespace):
+            search = gang_search.Search(
+                self.wishes, self.cluster, self.rows, allow=allow, kind=covering, exactly_alike=False
+            )
+        found = search.run()
+        return None if found is None else [place(number, spot) for number, spot in enumerate(found)]
 
     def has_room(self) -> bool:
-        return len(self.places()) == len(self.wishes)
+        return len(self.places().places) == len(self.wishes)
 
 
 class Plan(NamedTuple):
@@ -87,6 +142,7 @@ class Plan(NamedTuple):
     wishes: list[Shape]
     places: list[Place]
     held: object  # Quotas.held of then
+    as_planned: bool  # see Found
 
 
 class PlannedRefusal(NamedTuple):
@@ -119,13 +175,19 @@ class GangPlaces:
         self._cache, self._chooser = cache, chooser
         self._time = PlanningTime(cache.clock)
 
-    def ahead(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Outlook | None:
-        """A copy to look for a large gang's places on before its first member is decided; None: there is no need."""
+    def ahead(
+        self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, *, small: bool
+    ) -> Outlook | None:
+        """A copy to look for a gang's places on before its first member is decided; None: there is no need.
+
+        `small`: also for one that is small, and was not refused before.
+        """
         gang, cache = self.join(asked, shape), self._cache
         if gang is None or gang.running(cache.pods) or gang.places or cache.pods.get(asked.uid) is not None:
             return None
         lacking = gang.size - 1 - len(gang.placed(cache.pods))
-        if lacking < _LARGE or (gang.lapsed and len(gang.members) < gang.size):
+        small |= gang.refused is not None
+        if lacking < (1 if small else LARGE) or (gang.lapsed and len(gang.members) < gang.size):
             return None
         with self._chooser.passing(asked.uid, priority):
             rows, cluster = cache.rows(names), cache.cluster.frozen()
@@ -134,31 +196,35 @@ class GangPlaces:
         return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows[rows >= 0], wishes, held)
 
     def remembered(self, uid: str, known: Asked) -> PlannedRefusal | None:
-        """The refusal of a member's gang that holds, or that must do: its namespace's gangs took too long of late."""
+        """The refusal of a member's gang, if it still holds."""
         gang = self._cache.gangs.of(uid)
-        if gang is None:
+        if gang is None or gang.refused is None or gang.refused[0] != known:
             return None
-        if gang.refused is not None and gang.refused[0] == known:
-            return PlannedRefusal(gang.refused[1])
-        if not self._time.rest(gang.namespace):
+        return PlannedRefusal(gang.refused[1])
+
+    def resting(self, uid: str) -> PlannedRefusal | None:
+        """What must do instead of a search, where the gangs of a member's namespace took too long of late."""
+        gang = self._cache.gangs.of(uid)
+        if gang is None or not self._time.rest(gang.namespace):
             return None
         message = f"{gang} needs {gang.size} places at once, and was not planned yet"
         return PlannedRefusal(self._time.told(gang.namespace, message if gang.refused is None else gang.refused[1]))
 
     def planned(
-        self, uid: str, known: Asked, outlook: Outlook, clock: int, places: list[Place], seconds: float
+        self, uid: str, known: Asked, outlook: Outlook, clock: int, found: Found, seconds: float
     ) -> Plan | PlannedRefusal | None:
         """What a search on an outlook, that took so long, has come to. A refusal is remembered for all members."""
         gang = self._cache.gangs.of(uid)
         self._time.spend(outlook.namespace, seconds)
         if gang is None:
             return None
+        places = found.places
         short = len(outlook.wishes) - len(places)
         if short:
             gang.refused = known, self._too_few(gang, short)
             return PlannedRefusal(gang.refused[1])
         gang.refused = None
-        return Plan(clock, places[0], outlook.wishes[1:], places[1:], outlook.held)
+        return Plan(clock, places[0], outlook.wishes[1:], places[1:], outlook.held, found.as_planned)
 
     @staticmethod
     def _too_few(gang: Gang, lacking: int) -> str:
@@ -199,6 +265,10 @@ class GangPlaces:
         plan: Plan | PlannedRefusal | None,
         taken: _Taken | None,
     ) -> Choice:
+        if isinstance(plan, Plan) and plan.as_planned:
+            choice = self._take_planned(gang, asked, shape, names, priority, plan)
+            if choice is not None:
+                return choice
         choice = self._choose_member(asked, shape, names, taken)
         if choice.row is None:
             self._put_back(gang, taken)
@@ -219,9 +289,40 @@ class GangPlaces:
         if lacking:
             self._cache.pods.release(asked.uid)
             self._put_back(gang, taken)
-            self._cache.metrics.gangs.labels("refused").inc()
             return self._refused(names, ExtenderReason.GANG_DOES_NOT_FIT, self._too_few(gang, lacking))
         return choice
+
+    def _take_planned(
+        self, gang: Gang, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan
+    ) -> Choice | None:
+        """All places as they were planned, this one's the last; None, and nothing is done, where they are gone."""
+        lacking = gang.size - 1 - len(gang.placed(self._cache.pods))
+        own = self._cache.cluster.names[plan.own.row]
+        if gang.places or plan.wishes != self._wishes(gang, shape, lacking, but=asked.uid) or own not in names:
+            return None
+        choice: Choice | None = None
+        for wanted, place in zip(plan.wishes, plan.places, strict=True):
+            if not self._has_room(place) or not self._allowed(gang, place):
+                break
+            self._put_place(gang, wanted, place, priority)
+        else:
+            choice = self._choose_there(asked, shape, names, own)
+        if choice is None or choice.row is None:
+            self._dissolve(gang)
+            return None
+        self._chooser.assume(asked, shape, self._cache.table(shape), choice.row, priority)
+        self._reserved(gang, anew=True)
+        return choice
+
+    def _has_room(self, place: Place) -> bool:
+        cluster, usage = self._cache.cluster, place.usage
+        there = [(cluster.free(cluster.names[place.row], uuid), use) for uuid, use in usage.cards.items()]
+        return (
+            bool(cluster.code[place.row] == FITS)
+            and all(free is not None and free[0] >= cores and free[1] >= blocks for free, (cores, blocks) in there)
+            and bool(cluster.free_cpu[place.row] >= usage.cpu_milli)
+            and bool(cluster.free_memory[place.row] >= usage.memory_bytes)
+        )
 
     def join(self, asked: PodRequest, shape: Shape, *, shown: bool = False) -> Gang | None:
         """Count a pod as a live member of the gang that it names now, and of no other. See Gangs.join."""
@@ -231,7 +332,6 @@ class GangPlaces:
         return self._cache.gangs.join(asked, shape, self._cache.clock(), shown=shown)
 
     def _refused_as(self, plan: PlannedRefusal, names: Sequence[str]) -> Choice:
-        self._cache.metrics.gangs.labels("refused").inc()
         return self._refused(names, ExtenderReason.GANG_DOES_NOT_FIT, plan.message)
 
     def _refused(self, names: Sequence[str], reason: ExtenderReason, message: str) -> Choice:
@@ -262,14 +362,20 @@ class GangPlaces:
             gang.places[taken.record.uid] = taken.made_for
 
     def _choose_member(self, asked: PodRequest, shape: Shape, names: Sequence[str], taken: _Taken | None) -> Choice:
-        table = self._cache.table(shape)
         if taken is not None and taken.made_for == shape and taken.record.node in names:
-            row = self._chooser.choose(table, [taken.record.node], asked.namespace).row
-            if row is not None:
-                rows = self._cache.rows(names)
-                codes = np.where(rows >= 0, table.code[rows], CODE_OF[ExtenderReason.UNKNOWN_NODE])
-                return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None)
-        return self._chooser.choose(table, names, asked.namespace)
+            choice = self._choose_there(asked, shape, names, taken.record.node)
+            if choice is not None:
+                return choice
+        return self._chooser.choose(self._cache.table(shape), names, asked.namespace)
+
+    def _choose_there(self, asked: PodRequest, shape: Shape, names: Sequence[str], node: str) -> Choice | None:
+        table = self._cache.table(shape)
+        row = self._chooser.choose(table, [node], asked.namespace).row
+        if row is None:
+            return None
+        rows = self._cache.rows(names)
+        codes = np.where(rows >= 0, table.code[rows], CODE_OF[ExtenderReason.UNKNOWN_NODE])
+        return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None)
 
     def _reserve(self, gang: Gang, shape: Shape, names: Sequence[str], priority: int, planned: _Planned | None) -> int:
         """Reserve as many places as the gang lacks. Returns how many could not be had; then none is added.
@@ -306,13 +412,16 @@ class GangPlaces:
                 self._cache.pods.release(uid)
                 del gang.places[uid]
             return short
-        if added:
+        self._reserved(gang, anew=bool(added))
+        return 0
+
+    def _reserved(self, gang: Gang, *, anew: bool) -> None:
+        if anew:
             self._cache.metrics.gangs.labels("reserved").inc()
         if gang.until is None or gang.over:
             gang.until, gang.over = self._cache.clock() + self._cache.gang_seconds, False
         if not gang.places:
             gang.lapsed = False
-        return 0
 
     def _wishes(self, gang: Gang, shape: Shape, lacking: int, but: str = "") -> list[Shape]:
         """The shapes for which places are still to be reserved; `but`: a member who needs none."""

@@ -153,13 +153,23 @@ class Extender:
 
     async def _gang_filter(self, args: ExtenderArgs) -> bytes:
         plan = await asyncio.to_thread(self._engine.plan_gang, args.pod, args.names)
+        if plan is None:
+            async with self._scoring:
+                await self._score(args)
+                verdict = self._engine.filter_briefly(args.pod, args.names)
+            if verdict is not None:
+                return self._answer(args, verdict)
+            plan = await asyncio.to_thread(self._engine.plan_gang, args.pod, args.names, small=True)
         return await self._scored_filter(args, plan)
+
+    async def _score(self, args: ExtenderArgs) -> None:
+        while self._engine.score_some(args.pod):
+            await asyncio.sleep(0)
 
     async def _scored_filter(self, args: ExtenderArgs, plan: Plan | PlannedRefusal | None = None) -> bytes:
         """Nobody has scored its class ahead, or all scores are old: a few nodes at a time, others come between."""
         async with self._scoring:
-            while self._engine.score_some(args.pod):
-                await asyncio.sleep(0)
+            await self._score(args)
             # Before the next one's turn: with very many classes its scores would push these out again.
             return self._answer(args, self._engine.filter(args.pod, args.names, plan))
 

@@ -113,7 +113,7 @@ class _Search:
             if _fits(step, (cores, blocks, self._cards[column][2])):
                 groups.setdefault((cores, blocks, self._cards[column][2]), []).append(column)
         kinds = [groups[key] for key in sorted(groups)]
-        yield from _some(kinds, step.cards)
+        yield from some_of(kinds, step.cards)
 
     def _with_inits(self) -> list[int] | None:
         """Init containers run one by one, beside the sidecars that have started before."""
@@ -140,7 +140,7 @@ class _Search:
         return [column for number in range(len(self._steps)) for column in self._picks[number]]
 
 
-def _some(kinds: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...]]:
+def some_of(kinds: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...]]:
     """`count` columns of groups within which all are alike, the first groups first."""
     if not count:
         yield ()
@@ -148,5 +148,5 @@ def _some(kinds: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...
     if sum(map(len, kinds)) < count:
         return
     for taken in range(min(len(kinds[0]), count), -1, -1):
-        for rest in _some(kinds[1:], count - taken):
+        for rest in some_of(kinds[1:], count - taken):
             yield (*kinds[0][:taken], *rest)

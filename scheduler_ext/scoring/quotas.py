@@ -245,6 +245,10 @@ class Quotas:
         labels = self._labels.get(node, {})
         return all(labels.get(key) == value for key, value in quota.nodes.items())
 
+    def covering(self, namespace: str, node: str) -> tuple[bool, ...]:
+        """Which of a namespace's quotas count what it has on a node."""
+        return tuple(self._covers(quota, node) for quota in self._quotas.get(namespace, ()))
+
     def _amounts(self, quota: Quota, node: str, cards: Mapping[str, tuple[int, int]]) -> tuple[int, int, int]:
         """What a use of a node's cards counts against a quota: hundredths, blocks, whole cards."""
         if quota.nodes and not self._covers(quota, node):
