@@ -1,7 +1,8 @@
 """What goes on without a pod: what a node's manager reports, and no pod explains, stays booked there as nobody's.
 
 Only a pod that is booked on that node explains it: by our own write, or by its binding. One that waits or is elsewhere,
-as far as we know, may run there all the same: a Binding is carried out late, or the API server went back.
+as far as we know, may run there all the same: a Binding is carried out late, or the API server went back. A report
+that went back with it does not say what came since: what we knew stays held until that manager writes another.
 
 That is derived whenever a report, a deletion or a list comes, in whatever order; a manager's word counts for its own
 node alone. It counts against no quota. Of who is deleted by force no report may have come yet: that one is held for as
@@ -26,6 +27,7 @@ from vcuda.spec.bookings import Report, Use
 _MOST_GIVING_WAY = 512  # that filter looks at at once; all others stay booked meanwhile
 _MOST_DELETED = 8192  # of whose end we know when it was, and their names, until a report names them
 _MOST_TOLD = 20  # lines of log of a node at once
+_UNDONE_SECONDS = 60.0  # a manager writes its report again within seconds, unless what it would write stands there
 _NEVER_GIVEN = (State.NOMINATED, State.ASSUMED)
 _log = logging.getLogger(__name__)
 
@@ -41,6 +43,13 @@ class _Deleted(NamedTuple):
     since: float
 
 
+class _Undone(NamedTuple):
+    """What the API server went back to: a node's report that lets go of nothing. Until when on our clock."""
+
+    report: Report
+    until: float
+
+
 class Held:
     """Not locked: the engine's lock covers it."""
 
@@ -53,6 +62,8 @@ class Held:
         # Held for less than ten seconds: those whose deletion we saw; what only a report says, which may make up any
         # number; pods that we know not to be there, whose end nobody waits for: these give way to nobody.
         self._young: tuple[dict[str, Gone], dict[str, Gone], dict[str, Gone]] = {}, {}, {}
+        self._versions: dict[str, int] = {}  # by node: the last resource version
+        self._back: dict[str, _Undone] = {}  # by node
         self._gave_way: dict[str, Gone] = {}  # and are not booked until the newcomer is
 
     def begin(self) -> None:
@@ -62,14 +73,23 @@ class Held:
             for node in self._cache.reports:
                 self.look(node, None)
 
-    def look(self, node: str, before: Report | None) -> None:
-        """A node's report has come, after another one, or it has none any more."""
+    def went_back(self, node: str, version: int) -> bool:
+        """Whether the API server shows a node as it was before it was last seen; 0: it does not say."""
+        before, self._versions[node] = self._versions.get(node, 0), version
+        return 0 < version < before
+
+    def look(self, node: str, before: Report | None, *, back: bool = False) -> None:
+        """A node's report has come, after another one, or it has none any more. `back`: it is of before that one."""
         report = self._cache.reports.get(node)
         named: Mapping[str, Use] = {} if report is None else report.pods
         here = self._on.get(node, set())
+        if back and report is not None:
+            self._back[node] = _Undone(report, self._cache.clock() + _UNDONE_SECONDS)
+        elif report is None or (node in self._back and report != self._back[node].report):
+            self._back.pop(node, None)
         for uid in [uid for uid in here if not named.get(uid)]:
             # No report has a time: a newer one may have been written before the manager admitted the pod.
-            if report is None or self._cache.gone[uid][node].named:
+            if report is None or (self._cache.gone[uid][node].named and node not in self._back):
                 self._let_go(uid, node)
         newer = not here or report != before
         over: Collection[str] = self._over.get(node, ())
@@ -98,14 +118,29 @@ class Held:
             use = self._cache.reported(node, uid) or {}
             # No more than give way: no quota bounds how many pods of its owner's come and are deleted at once.
             may_be = by_force and node in self._cache.reports and len(self._young[0]) < _MOST_GIVING_WAY
-            if (use or may_be) and (most := self._most(use, node, record)):
-                self._hold(uid, node, most, named=bool(use))
+            undone = by_force and node in self._back and record is not None and record.node == node
+            if (use or may_be or undone) and (most := self._most(use, node, record)):
+                self._hold(uid, node, most, named=bool(use) or undone, undone=undone)
 
     def _most(self, use: Use, node: str, record: Record | None) -> Use:
         """What a pod has on a node by its report and by its booking, of which either may be the older."""
         if record is None or record.node != node or record.state in _NEVER_GIVEN:
             return use
         return resize.most(use, record.usage.cards)
+
+    def unbound(self, record: Record) -> None:
+        """A pod that was bound, and is not booked any more, waits again: the API server went back.
+
+        Its processes go on, whatever a report of before says, or one that has not named it yet.
+        """
+        node, report = record.node, self._cache.reports.get(record.node)
+        if self._begun and record.usage.cards and report is not None:
+            if not report.pods.get(record.uid) and node not in self._back:
+                self._back[node] = _Undone(report, self._cache.clock() + _UNDONE_SECONDS)
+            use = self._most(report.pods.get(record.uid) or {}, node, record)
+            self._hold(record.uid, node, use, record=record, undone=True)
+        else:
+            self.left(record)
 
     def left(self, record: Record) -> None:
         """A pod is not booked any more as it was."""
@@ -141,8 +176,10 @@ class Held:
         if len(self._deleted) > _MOST_DELETED:
             self._deleted.popitem(last=False)
 
-    def _hold(self, uid: str, node: str, use: Use, *, named: bool = True, record: Record | None = None) -> None:
-        """`record`: what was booked for it until now."""
+    def _hold(
+        self, uid: str, node: str, use: Use, *, named: bool = True, record: Record | None = None, undone: bool = False
+    ) -> None:
+        """`record`: what was booked for it until now. `undone`: the API server went back to before it had that."""
         one = self._cache.gone.setdefault(uid, {}).get(node)
         if one is None:
             known, young = self._deleted.get(uid), self._young[0]
@@ -150,6 +187,7 @@ class Held:
                 pod = record or self._cache.pods.get(uid) or self._cache.waiting.get(uid)
                 name = f"{pod.namespace}/{pod.name}" if pod is not None else f"(unknown)/{uid}"
                 known, young = _Deleted(node, name, self._cache.clock()), self._young[1 if pod is None else 2]
+            young = self._young[2] if undone else young
             one = young[held(node, uid)] = Gone(node, uid, known.name, known.since, use, named)
             self._cache.gone[uid][node] = one
             self._on.setdefault(node, set()).add(uid)
@@ -197,15 +235,19 @@ class Held:
 
     def grow_old(self) -> None:
         """Tell what goes on, and gives way to nobody any more; what no report has named by then never began."""
-        limit = self._cache.clock() - GONE_SECONDS
+        now = self._cache.clock()
+        for node in [node for node, back in self._back.items() if back.until <= now]:
+            if self._back.pop(node).report == self._cache.reports.get(node):
+                self.look(node, self._cache.reports.get(node))
+        limit = now - GONE_SECONDS
         old: dict[str, list[tuple[Gone, str]]] = {}
         whats = "was deleted or has ended", "was deleted or has ended", "is not bound there"
         for ones, what in zip(self._young, whats, strict=True):
             while ones and (one := next(iter(ones.values()))).since <= limit:
                 del ones[held(one.node, one.uid)]
-                if one.named:
+                if one.named and self._cache.reported(one.node, one.uid):
                     old.setdefault(one.node, []).append((one, what))
-                else:
+                elif not one.named:
                     self._let_go(one.uid, one.node)
         for node, gone in old.items():
             for one, what in gone[:_MOST_TOLD]:

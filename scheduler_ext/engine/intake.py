@@ -76,9 +76,9 @@ class Intake:
         if seen.wrong:
             self._refuse_report(seen.name, seen.wrong)
         else:
-            before = self._cache.reports.get(seen.name)
-            self._take_report(seen.name, seen.report)
-            self._held.look(seen.name, before)
+            before, back = self._cache.reports.get(seen.name), self._held.went_back(seen.name, objects.version(data))
+            self._take_report(seen.name, seen.report, back=back)
+            self._held.look(seen.name, before, back=back)
         self._cache.note("node", node=data)
         return seen.name
 
@@ -93,16 +93,17 @@ class Intake:
         _log.warning("%s", text, extra=fields(node=node, reason=reason))
         self._cache.notices.put(Notice("Node", "", node, node, reason, text))
 
-    def _take_report(self, node: str, report: Report | None) -> None:
-        """What its owner could have written is replaced by what the pod was given."""
+    def _take_report(self, node: str, report: Report | None, *, back: bool = False) -> None:
+        """What its owner could have written is replaced by what the pod was given. `back`: it lets go of nothing."""
         pods = self._cache.pods
         if report is None:
             self._cache.reports.pop(node, None)
             self._lose_ended(node)
             return
         before, self._cache.reports[node] = self._cache.reports.get(node), report
-        self._lose_ended(node, report.pods)
-        if report != before:  # its manager is alive, and says that they go on
+        if not back:
+            self._lose_ended(node, report.pods)
+        if report != before and not back:  # its manager is alive, and says that they go on
             for uid in self._cache.ended.keys() & report.pods.keys():
                 if (record := pods.get(uid)) is not None and record.node == node:
                     self._cache.ended[uid] = self._cache.clock()
@@ -139,6 +140,7 @@ class Intake:
         self._refused.pop(name, None)
         self._cache.plugins.set_node(name, frozenset())
         self._lose_ended(name)
+        self._held.went_back(name, 0)
         self._held.look(name, before)
         with self._cache.quotas.recounted(name):
             self._cache.quotas.forget_node(name)
@@ -291,7 +293,7 @@ class Intake:
             record.namespace, record.name, record.node,
         )  # fmt: skip
         self._cache.pods.release(record.uid)
-        self._held.left(record)
+        self._held.unbound(record)
 
     def _see_bound(self, uid: str, pod: Mapping[str, Any], node: str) -> None:
         cache = self._cache

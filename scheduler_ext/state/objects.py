@@ -40,6 +40,9 @@ class SeenNode:
     plugins: frozenset[str]  # extended resources of its device plugins
 
 
+_LONGEST_VERSION = 20  # digits: 64 bits
+
+
 def _mapping(value: object) -> Mapping[str, Any]:
     # From JSON it is a dict or nothing: an abstract class is asked in Python, a dozen times for each pod.
     if value is None:
@@ -153,6 +156,14 @@ def uid(pod: Mapping[str, Any]) -> str:
     """ "" for what has none: such a pod is never booked."""
     value = _mapping(pod.get("metadata")).get("uid")
     return value if isinstance(value, str) else ""
+
+
+def version(data: Mapping[str, Any]) -> int:
+    """An object's resource version, which grows with each write (KEP-5504); 0 where it says none that does."""
+    text = _mapping(data.get("metadata")).get("resourceVersion")
+    return (
+        int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < _LONGEST_VERSION else 0
+    )
 
 
 def named(pod: Mapping[str, Any], name: str) -> str | None:

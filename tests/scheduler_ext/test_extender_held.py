@@ -407,6 +407,10 @@ def test_whatever_the_order_held_is_what_is_reported_and_not_explained(seed: int
     living: dict[str, str] = {}  # pod: node
     had: dict[str, dict[str, Any]] = {"a": {}, "b": {}}  # what processes have, by node
     said: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
+    reports: set[str] = set()  # nodes that have one
+    undone: dict[
+        str, tuple[float, dict[str, Any]]
+    ] = {}  # by node: until when, and what is kept though no report says so
     for step in range(120):
         at, what = chance.choice("ab"), chance.randrange(9)
         if what <= 2:
@@ -431,17 +435,27 @@ def test_whatever_the_order_held_is_what_is_reported_and_not_explained(seed: int
         elif what == 4 and had[at].keys() - living.keys():
             had[at].pop(chance.choice(sorted(had[at].keys() - living.keys())))
         elif what == 5:
+            if at not in reports or said[at] != had[at]:
+                undone.pop(at, None)
+            reports.add(at)
             said[at] = dict(had[at])
             engine.see_node(says(at, said[at]))
         elif what == 6 and chance.random() < 0.3:
             said[at] = {}
+            reports.discard(at)
+            undone.pop(at, None)
             chance.choice((engine.lose_node, lambda name: engine.see_node(node(name, cards(name, 1)))))(at)
             engine.see_node(node(at, cards(at, 1)))
         elif what == 7:
             clock.now += chance.choice((1, 6, 11))
             engine.expire()
+            undone = {name: one for name, one in undone.items() if one[0] > clock()}
         elif what == 8 and living:  # the API server goes back; its processes go on
-            del living[again := chance.choice(list(living))]
+            again = chance.choice(list(living))
+            if (left := living.pop(again)) in reports and again not in said[left]:
+                record = engine.cache.pods.get(again)
+                assert record is not None
+                undone.setdefault(left, (clock() + 60.0, {}))[1][again] = dict(record.usage.cards)
             engine.see_pod(one := pod(again, 10, 1, uid=again))
             if (where := engine.filter(one, ["a", "b"]).chosen) is not None and chance.random() < 0.7:
                 write = engine.begin_bind(again, where)
@@ -449,10 +463,12 @@ def test_whatever_the_order_held_is_what_is_reported_and_not_explained(seed: int
                 engine.end_bind(again, chance.choice((State.BOUND, State.UNCERTAIN)))
                 engine.see_pod(bound(one, write))
                 living[again] = where
+                undone.get(where, (0.0, {}))[1].pop(again, None)
         held_now = {(name, uid) for uid, nodes in engine.cache.gone.items() for name in nodes}
-        assert held_now == {(name, uid) for name in "ab" for uid in said[name] if living.get(uid) != name}
+        kept = {name: said[name] | undone.get(name, (0.0, {}))[1] for name in "ab"}
+        assert held_now == {(name, uid) for name in "ab" for uid in kept[name] if living.get(uid) != name}
         for name, uid in held_now:
-            assert engine.cache.cluster.bookings(name)[f"held:{name}/{uid}"].cards == said[name][uid]
+            assert engine.cache.cluster.bookings(name)[f"held:{name}/{uid}"].cards == kept[name][uid]
         assert engine.figures()["reserved"] == len(held_now)
 
 
@@ -490,3 +506,76 @@ def test_a_report_that_can_not_be_read_lets_go_of_nothing(text: str, caplog: pyt
     engine.lose_node("a")
     engine.see_node(bad)
     assert free(engine) == 200, "nothing is known of a node that is new"
+
+
+def at(version: int, described: dict[str, Any]) -> dict[str, Any]:
+    """A node as of this resource version."""
+    return described | {"metadata": described["metadata"] | {"resourceVersion": str(version)}}
+
+
+def gone_back(order: str, *, known: bool = True) -> Half:
+    """A backup of before p was bound is restored, and its node's report with it: managers write again a little later."""
+    engine, clock = engine_with()
+    engine.see_node(at(10, reporting({}, 1)))
+    shown = placed(engine, "p")
+    engine.see_node(at(20, reporting(P, 1)))
+
+    def pods() -> None:
+        if known:
+            engine.see_pod(waits_again(shown))
+        engine.keep_pods(["p"] if known else [], clock() + 1)
+
+    steps = [pods, lambda: engine.see_node(at(10, reporting({}, 1)))]
+    for step in steps if order == "pods first" else steps[::-1]:
+        step()
+    return engine, clock, shown
+
+
+@pytest.mark.parametrize("order", ["pods first", "nodes first"])
+def test_what_a_restored_backup_undid_stays_booked_until_the_manager_reports_again(order: str) -> None:
+    """The next one was bound onto its card, for no report of before it was bound can name it."""
+    engine, clock, shown = gone_back(order)
+    for then in (0, 1, 11, 40):
+        clock.now += then
+        engine.expire()
+        assert engine.filter(pod(f"x{then}", 60, 1, uid=f"x{then}"), ["a"]).chosen is None
+    engine.see_node(at(10, reporting({}, 1)))  # listed once more, or changed by others
+    engine.see_node(at(12, reporting({}, 1)))
+    assert free(engine) == 0
+    engine.see_node(at(13, reporting(P, 1)))
+    later(engine, clock)
+    assert free(engine) == 0 and set(engine.cache.gone["p"]) == {"a"}
+    engine.see_node(at(14, reporting({}, 1)))
+    assert engine.cache.gone == {} and free(engine) == 100
+    engine.see_pod(shown)
+    assert free(engine) == 0
+
+
+@pytest.mark.parametrize("order", ["pods first", "nodes first"])
+def test_a_manager_that_has_nothing_else_to_say_after_a_restore_keeps_nothing_for_ever(order: str) -> None:
+    engine, clock, _ = gone_back(order)
+    clock.now += 61
+    engine.expire()
+    assert engine.cache.gone == {} and free(engine) == 100
+
+
+@pytest.mark.parametrize("order", ["pods first", "nodes first"])
+def test_whom_a_restored_backup_does_not_know_at_all_stays_booked_as_well(order: str) -> None:
+    engine, clock, _ = gone_back(order, known=False)
+    clock.now += 12
+    engine.expire()
+    assert engine.filter(pod("x", 60, 1, uid="x"), ["a"]).chosen is None
+    engine.see_node(at(13, reporting(P, 1)))
+    engine.see_node(at(14, reporting({}, 1)))
+    assert engine.cache.gone == {} and free(engine) == 100
+
+
+def test_who_was_bound_and_not_reported_yet_when_the_api_server_went_back_stays_booked() -> None:
+    engine, _ = engine_with()
+    engine.see_node(at(10, reporting({}, 1)))
+    shown = placed(engine, "p")
+    engine.see_pod(waits_again(shown))
+    assert engine.filter(pod("x", 60, 1, uid="x"), ["a"]).chosen is None
+    engine.see_node(at(11, reporting(P, 1)))
+    engine.see_node(at(12, reporting({}, 1)))
+    assert engine.cache.gone == {} and free(engine) == 100
