@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
-from scheduler_ext.engine.bindings import AlreadyBound, Refused, Write
+from scheduler_ext.engine.bindings import Refused, Write
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.protocol.extender_v1 import BindingArgs
 from scheduler_ext.protocol.reasons import ExtenderReason
@@ -17,6 +18,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.sync.api import ApiServer, Writer
 from scheduler_ext.sync.lanes import Lanes, Task
+from scheduler_ext.sync.turns import Turns
 from vcuda.kube.errors import ApiError, KubeError
 from vcuda.logs import fields
 from vcuda.spec import request
@@ -24,8 +26,9 @@ from vcuda.spec import request
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
-# Writes begun without a wait, and as many of those that had to wait: here, where what must not be sent any more is not.
-_AT_ONCE = 32
+# Writes under way; of one namespace half as many. The others wait here, where what must not be sent any more is not.
+_AT_ONCE = 128
+_READS = 8  # the same of reads; each is a thread of the executor's
 
 
 class Binder:
@@ -55,7 +58,7 @@ class Binder:
         self._standby_reason = standby_reason
         self._writer = writer or Writer(api)
         self._asking = asking or Lanes()
-        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._turns, self._reading = Turns(_AT_ONCE), Turns(_READS)
         self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
         self._late: set[asyncio.Task[Refused | None]] = set()
 
@@ -76,9 +79,13 @@ class Binder:
         `done` is called once, now or later from the loop. False: nothing was done. No task is made until something
         goes wrong: each is one more turn of the loop.
         """
-        if args in self._running or len(self._running) >= _AT_ONCE or self._engine.gang_waits(args.uid) is not None:
+        if args in self._running or self._engine.gang_waits(args.uid) is not None:
+            return False
+        if not self._turns.take(args.namespace):
             return False
         begun = self._engine.begin_bind(args.uid, args.node)
+        if not isinstance(begun, Write):
+            self._turns.give_back(args.namespace)
         if begun is None:
             return False
         if not isinstance(begun, Write):
@@ -98,6 +105,7 @@ class Binder:
             task.add_done_callback(lambda task: end(task.result()))
 
         def written(problem: KubeError | None) -> None:
+            self._turns.give_back(args.namespace)
             if problem is None:
                 self._engine.end_bind(args.uid, State.BOUND)
                 end(None)
@@ -110,6 +118,7 @@ class Binder:
             else:
                 later(self._write(args, begun))
         except Exception as error:  # noqa: BLE001 - as in `_write`
+            self._turns.give_back(args.namespace)
             later(self._failed(args, error))
         return True
 
@@ -154,18 +163,22 @@ class Binder:
             self._engine.end_bind(record.uid, State.ASSUMED)
 
     async def _bind(self, args: BindingArgs) -> Refused | None:
-        async with self._turn:
-            begun = self._engine.begin_bind(args.uid, args.node)
-            if begun is None:
-                answer = await self._in_thread(self._recover, args)
-                if not isinstance(answer, Write):
-                    return answer
-                begun = answer
-            if isinstance(begun, AlreadyBound):
-                return None
-            if isinstance(begun, Refused):
-                return begun
+        await self._turns.wait(args.namespace)
+        begun = self._engine.begin_bind(args.uid, args.node)
+        if isinstance(begun, Write):
             return await self._write(args, begun)
+        self._turns.give_back(args.namespace)
+        if begun is None:
+            await self._reading.wait(args.namespace)
+            try:
+                answer = await self._in_thread(self._recover, args)
+            finally:
+                self._reading.give_back(args.namespace)
+            if not isinstance(answer, Write):
+                return answer
+            await self._turns.wait(args.namespace)
+            return await self._write(args, answer)
+        return begun if isinstance(begun, Refused) else None
 
     async def _in_thread(self, work: Callable[..., _T], *args: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
@@ -201,13 +214,18 @@ class Binder:
         return Refused(ExtenderReason.BIND_UNCERTAIN, "the pod changed while it was being bound; retry")
 
     async def _write(self, args: BindingArgs, write: Write) -> Refused | None:
+        """In its namespace's turn, which it gives back."""
         problem = self._standby_reason()
         if problem is not None:
+            self._turns.give_back(args.namespace)
             self._engine.end_bind(args.uid, State.ASSUMED)
             return Refused(ExtenderReason.NOT_LEADER, problem)
         self._engine.metrics.writes.inc()
         try:
-            await self._writer.bind(*self._of(args, write))
+            try:
+                await self._writer.bind(*self._of(args, write))
+            finally:
+                self._turns.give_back(args.namespace)
         except Exception as error:  # noqa: BLE001 - whatever it is, a booking must not stay in BINDING for ever
             return await self._failed(args, error)
         self._engine.end_bind(args.uid, State.BOUND)
@@ -225,16 +243,25 @@ class Binder:
             if error.status != _CONFLICT and error.status < _SERVER_ERROR:
                 self._engine.end_bind(args.uid, State.ASSUMED)
                 return Refused(ExtenderReason.BIND_FAILED, str(error))
-        return await self._in_thread(self._after_doubt, args, str(error) or type(error).__name__)
+        problem = str(error) or type(error).__name__
+        self._doubt(args, problem)
+        if self._reading.take(args.namespace):  # else `settle` looks
+            try:
+                await self._in_thread(self._look, args)
+            finally:
+                self._reading.give_back(args.namespace)
+        if self._engine.bound_to(args.uid) == args.node:
+            return None
+        return Refused(ExtenderReason.BIND_FAILED, problem)
 
-    def _after_doubt(self, args: BindingArgs, problem: str) -> Refused | None:
+    def _doubt(self, args: BindingArgs, problem: str) -> None:
         """The write may have taken effect, or somebody else bound the pod: look, never write again."""
         known = fields(pod=f"{args.namespace}/{args.name}", uid=args.uid, node=args.node)
         _log.warning("binding %s/%s to %s: %s", args.namespace, args.name, args.node, problem, extra=known)
         self._engine.end_bind(args.uid, State.UNCERTAIN)
+
+    def _look(self, args: BindingArgs) -> None:
         for record in self._engine.uncertain():
             if record.uid == args.uid:
-                self._ask(record)
-        if self._engine.bound_to(args.uid) == args.node:
-            return None
-        return Refused(ExtenderReason.BIND_FAILED, problem)
+                with contextlib.suppress(KubeError):  # `settle` looks again
+                    self._ask(record)
