@@ -72,7 +72,7 @@ class Outlook(NamedTuple):
         count, tables, order = len(self.wishes), Scores(), list(range(len(self.wishes)))
         with tables.one_budget():
             places = self._by_greed(tables, order)
-            if len(places) == count:
+            if len(places) == count or not gang_search.possible(self.wishes, self.cluster, self.rows):
                 return Found(places)
             if len(set(self.wishes)) > 1:
                 hard = [gang_search.hardness(shape, self.cluster) for shape in self.wishes]

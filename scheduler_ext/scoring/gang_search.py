@@ -216,6 +216,17 @@ def _hard(step: Step, total: int) -> tuple[bool, int, int]:
     return step.whole, max(step.cores, CORES_PER_CARD * step.blocks // max(1, total)), step.cards
 
 
+def possible(shapes: Sequence[Shape], cluster: Cluster, rows: Ints) -> bool:
+    """Whether nothing as simple as a sum stands against some pods together."""
+    usable = cluster.usable[rows] & (cluster.code[rows] == FITS)[:, None]
+    cores, blocks = (np.maximum(free[rows], 0)[usable].sum() for free in (cluster.free_cores, cluster.free_blocks))
+    standing = [step for shape in shapes for step in shape.steps if not step.init]
+    return bool(
+        sum(step.cores * step.cards for step in standing) <= cores
+        and sum(step.blocks * step.cards for step in standing if not step.whole) <= blocks
+    )
+
+
 def hardness(shape: Shape, cluster: Cluster) -> tuple[object, ...]:
     """Who of a gang should be placed first: whole cards, then what asks most of one card, then of all."""
     total = int(cluster.total_blocks.max(initial=1))

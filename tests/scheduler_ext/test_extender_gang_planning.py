@@ -189,3 +189,13 @@ def test_a_member_of_many_containers_is_not_scored_while_its_gang_is_known_not_t
         assert scored == (one is gang[0])
     assert len(said) == 1 and said.pop().startswith("GangDoesNotFit: gang default/g needs 30 places at once")
     assert len(looked) < 2 * 30
+
+
+def test_a_gang_larger_than_all_that_is_free_is_tried_in_one_order_only(looked: list[int]) -> None:
+    """Who is hardest to place goes first in a second try: that costs as much again, for what a sum can tell."""
+    engine, _ = made()
+    gang = members(50)
+    for one in gang:
+        engine.see_pod(one)
+    assert "24 are there now" in asked(engine, gang[0])
+    assert len(looked) == 25 + 1
