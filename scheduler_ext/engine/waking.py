@@ -58,9 +58,13 @@ class Waking:
                 self._score(shape, self._books[of_claims])
             with self._lock:
                 for one in some:
-                    if not pods.current(one) or not self._passes(one, known):
+                    if not pods.current(one):
                         continue
-                    if len(found) == most or one.namespace in closed or pods.rests(one.uid):
+                    if not self._passes(one, known):
+                        pods.fits_no_more(one)
+                        continue
+                    rests = pods.rests(one.uid) and not pods.stays(one)
+                    if len(found) == most or one.namespace in closed or rests:
                         pods.free()  # it is looked at again a little later
                         continue
                     pods.wake(one)

@@ -24,6 +24,7 @@ from scheduler_ext.state.shape import Shape
 _MOST = 4096  # pods; at 5,000 nodes each keeps 1 KiB
 REST = 1.0  # seconds: kube-scheduler has put the pod aside by then, and what passes together is one look
 _FIRST_WAIT, _LONGEST_WAIT = 10.0, 300.0  # between two times that one pod is woken; the last is kube-scheduler's own
+STAYS = 10  # seconds that a place stays free, which ends the pause of who was woken in vain for one that did not
 RETRY = 30.0  # after the API server did not answer
 
 
@@ -45,6 +46,7 @@ class Unschedulable(NamedTuple):
     """`offered`: rows, as packed bits, of the cluster at its `clock`; None: any. `since`: on our clock.
 
     `shape`: its class; None where room is not counted. `unseen`: claims, classes and resources that nobody had shown.
+    `alone`: it was refused because no node had room for it by itself, so that once it would fit it was not so before.
     """
 
     uid: str
@@ -58,6 +60,7 @@ class Unschedulable(NamedTuple):
     clock: int = 0
     of_claims: bool = False
     unseen: Unseen = frozenset()
+    alone: bool = False
 
 
 def of(decision: Decision, now: float) -> Unschedulable | None:
@@ -72,7 +75,7 @@ def of(decision: Decision, now: float) -> Unschedulable | None:
         return None
     # A node that nobody had shown has no row.
     offered = decision.offered if ExtenderReason.UNKNOWN_NODE not in (decision.counts or ()) else None
-    return again(Needs.ROOM, now, decision.shape, offered, decision.clock)
+    return again(Needs.ROOM, now, decision.shape, offered, decision.clock, alone=decision.refusal is None)
 
 
 def before(uid: str, namespace: str, name: str, shape: Shape, now: float, *, of_claims: bool = False) -> Unschedulable:
@@ -83,6 +86,7 @@ def before(uid: str, namespace: str, name: str, shape: Shape, now: float, *, of_
 class _Woken(NamedTuple):
     times: int
     until: float  # not again before
+    refused: bool  # by the API server, the last time
 
 
 class UnschedulablePods:
@@ -93,6 +97,7 @@ class UnschedulablePods:
         self._pods: dict[str, Unschedulable] = {}
         self._in_namespace: collections.Counter[str] = collections.Counter()
         self._woken: collections.OrderedDict[str, _Woken] = collections.OrderedDict()
+        self._fits: dict[str, float] = {}  # since when those that rest have been seen to fit
         self._freed = math.inf  # since when something is free that no API object shows
 
     def __contains__(self, uid: str) -> bool:
@@ -112,6 +117,7 @@ class UnschedulablePods:
 
     def _forget(self, uid: str) -> None:
         one = self._pods.pop(uid, None)
+        self._fits.pop(uid, None)
         if one is not None:
             self._in_namespace[one.namespace] -= 1
             if not self._in_namespace[one.namespace]:
@@ -151,25 +157,33 @@ class UnschedulablePods:
         """Whether it was woken too lately to be woken again."""
         return uid in self._woken and self._woken[uid].until > self._clock()
 
+    def stays(self, one: Unschedulable) -> bool:
+        """It fits: whether it has for so long that its rest is over; it is not for one whose place was gone again."""
+        since, now = self._fits.setdefault(one.uid, self._clock()), self._clock()
+        return one.alone and since + STAYS <= now and not (one.uid in self._woken and self._woken[one.uid].refused)
+
+    def fits_no_more(self, one: Unschedulable) -> None:
+        self._fits.pop(one.uid, None)
+
     def current(self, one: Unschedulable) -> bool:
         return self._pods.get(one.uid) is one
 
     def wake(self, one: Unschedulable) -> None:
         """It is being woken: until it is refused again there is nothing to do. Each time it rests longer."""
-        times = self._woken[one.uid].times if one.uid in self._woken else 0
+        times = self._woken[one.uid].times if one.uid in self._woken and not self.rests(one.uid) else 0
         self._forget(one.uid)
         self._rest(one.uid, times + 1, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(times, 30)))
 
     def not_woken(self, one: Unschedulable, seconds: float | None = RETRY) -> None:
         """The API server did not take it: not again for so many seconds. None: it was not tried."""
         times = self._woken[one.uid].times if one.uid in self._woken else 1
-        self._rest(one.uid, times if seconds is not None else times - 1, seconds or 0.0)
+        self._rest(one.uid, times if seconds is not None else times - 1, seconds or 0.0, refused=seconds is not None)
         if one.uid not in self._pods:
             self._keep(one)
         self.free()
 
-    def _rest(self, uid: str, times: int, seconds: float) -> None:
-        self._woken[uid] = _Woken(times, self._clock() + seconds)
+    def _rest(self, uid: str, times: int, seconds: float, *, refused: bool = False) -> None:
+        self._woken[uid] = _Woken(times, self._clock() + seconds, refused)
         self._woken.move_to_end(uid)
         if len(self._woken) > _MOST:
             self._woken.popitem(last=False)

@@ -15,7 +15,7 @@ from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.state.pods import State
-from scheduler_ext.state.unschedulable import REST
+from scheduler_ext.state.unschedulable import REST, STAYS
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.lanes import Lanes
 from scheduler_ext.sync.waking import Waker
@@ -324,6 +324,44 @@ def test_a_pod_that_stays_refused_is_woken_less_and_less_often() -> None:
             times.append(second)
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert len(times) > 3 and all(gap >= least for gap, least in zip(gaps, (10, 20, 40, 80, 160, 300), strict=False))
+
+
+def snatched(engine: Engine, clock: Clock, rounds: int) -> None:
+    """A card is free for a moment, and gone again when the pod that was woken for it asks."""
+    for _ in range(rounds):
+        engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 1}"}})
+        woken(engine, clock)
+        engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 0}"}})
+        assert not placed(engine, whole("p", uid="p"))
+
+
+def test_a_place_that_stays_free_ends_the_pause_of_who_was_woken_in_vain() -> None:
+    """Whoever lets a place appear and takes it again made a neighbour wait up to 300 s for one that was then free."""
+    engine, clock = one_card()
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 0}"}})
+    assert not placed(engine, whole("p", uid="p"))
+    snatched(engine, clock, 400)
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 1}"}})
+    assert [second for second in range(40) if woken(engine, clock)] == [STAYS]
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 0}"}})
+    assert not placed(engine, whole("p", uid="p"))
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 1}"}})
+    assert [second for second in range(30) if woken(engine, clock)], "it begins with a short pause again"
+
+
+def test_a_gang_whose_members_would_fit_by_themselves_keeps_its_pauses() -> None:
+    engine, clock = engine_with(node("a", cards("a", 1)))
+    first, second = (whole(name, uid=name, annotations=GANG) for name in "gh")
+    engine.see_pod(second)
+    engine.see_pod(first)
+    times = []
+    for moment in range(600):
+        if moment == 0 or times[-1:] == [moment - 1]:
+            assert engine.filter(first, ["a"]).chosen is None
+            engine.see_quotas(None)
+        if woken(engine, clock):
+            times.append(moment)
+    assert len(times) <= 6
 
 
 def test_not_more_than_so_many_are_woken_at_once_and_the_rest_a_little_later() -> None:
