@@ -4,6 +4,8 @@
 *bound*: no choice of arrived pods, made with all of them known, gets more: a linear program over the kinds of nodes, in which pods may be cut
 (but shares of a card may not be joined across cards: cards are filled by patterns), a node's parts are those of all nodes of its kind together,
 and anybody may be refused, pods without a card too.
+*all fit until* (`--full`): the arrived demand up to which that program refuses nobody who asks for a card. Who refuses nobody who fits has a full cluster
+there at the latest: what comes after it gets only what is left of cards, while the bound has kept cards free of those who waste a part of them.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Row:
     known: float
     published: float
     bound: float
+    full: float | None = None  # None: was not asked for
 
     @property
     def beyond(self) -> float:
@@ -172,7 +175,23 @@ class _Program:
         return {size: number for size, number in pattern.items() if number}
 
 
-def measure(nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: str, seeds: Sequence[int]) -> Row:
+def full(nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> float:
+    """How many cards the first pods ask for, as many of them as can all be placed."""
+    demand = np.cumsum([pod.cards for pod in pods])
+    placed, refused = 0, len(pods) + 1  # the first so many pods
+    while refused - placed > 1:
+        count = (placed + refused) // 2
+        if _Program(nodes, pods[:count]).bound() >= demand[count - 1] - _EPSILON * max(demand[-1], 1.0):
+            placed = count
+        else:
+            refused = count
+    return float(demand[placed - 1]) if placed else 0.0
+
+
+def measure(
+    nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: str, seeds: Sequence[int], *, until: bool = False
+) -> Row:
+    """`until`: also until when all fit, which takes a dozen linear programs for each seed."""
     learnt = [simulate.run(nodes, pods, Policy.FGD, seed, learnt=True).allocated for seed in seeds]
     known = [simulate.run(nodes, pods, Policy.FGD, seed).allocated for seed in seeds]
     cards = sum(len(node.cards) for node in nodes)
@@ -181,6 +200,7 @@ def measure(nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: str, 
     return Row(
         variant, len(seeds), statistics.mean(percent), min(percent), max(percent), 100 * statistics.mean(known),
         _FGD.get(variant, float("nan")), 100 * statistics.mean(bounds),
+        100 * statistics.mean(full(nodes, trace.drawn(pods, cards, seed)) / cards for seed in seeds) if until else None,
     )  # fmt: skip
 
 
@@ -195,12 +215,13 @@ def table(rows: Sequence[Row]) -> Table:
         "FGD, published",
         "learnt - FGD",
         "no packing exceeds",
+        "all fit until",
     ):
         shown.add_column(column, justify="left" if column == "variant" else "right")
     for one in rows:
         shown.add_row(
             one.variant, str(one.seeds), f"{one.learnt:.2f}", f"{one.least:.2f}…{one.most:.2f}", f"{one.known:.2f}",
-            f"{one.published:.2f}", f"{one.beyond:+.2f}", f"{one.bound:.2f}",
+            f"{one.published:.2f}", f"{one.beyond:+.2f}", f"{one.bound:.2f}", "-" if one.full is None else f"{one.full:.2f}",
         )  # fmt: skip
     return shown
 
@@ -210,6 +231,10 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, metavar="FOLDER", default=TRACE, help="the public trace")
     parser.add_argument("--seeds", default="42-46", metavar="N[-M]", help="orders of arrival (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--variant", metavar="NAME", help="only this one (default: all)")
+    parser.add_argument(
+        "--full", action="store_true", help="also until when all fit: a dozen linear programs for each seed"
+    )
     parser.add_argument("--quick", action="store_true", help="one seed of one variant")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
@@ -221,9 +246,11 @@ def main() -> int:
         nodes: list[TraceNode] = []
     else:
         nodes = trace.read_nodes(file)
-        lists = sorted(options.trace.glob("openb_pod_list_*.csv"))[: 1 if options.quick else None]
+        lists = sorted(options.trace.glob(f"openb_pod_list_{options.variant or '*'}.csv"))[
+            : 1 if options.quick else None
+        ]
         variants = [(path.stem.removeprefix("openb_pod_list_"), trace.read_pods(path)) for path in lists]
-    rows = [measure(nodes, pods, variant, seeds) for variant, pods in variants]
+    rows = [measure(nodes, pods, variant, seeds, until=options.full) for variant, pods in variants]
     if options.json:
         options.json.write_text(json.dumps({"rows": [asdict(one) for one in rows]}, indent=1) + "\n")
     Console(width=140).print(table(rows))

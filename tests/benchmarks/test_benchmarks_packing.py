@@ -71,6 +71,22 @@ def test_what_no_packing_exceeds(nodes: Any, pods: Any, most: float, tmp_path: P
     assert bound(*files(tmp_path, nodes, pods)) == pytest.approx(most)
 
 
+@pytest.mark.parametrize(
+    ("pods", "until"),
+    [
+        ([(1000, 1, 600), (1000, 1, 400), (1000, 1, 600), (1000, 1, 400)], 2.0),
+        ([(1000, 1, 600), (1000, 1, 600), (1000, 1, 600), (1000, 1, 100)], 1.2),
+        ([(1000, 1, 810), (1000, 0, 0), (1000, 1, 1000), (1000, 1, 190)], 2.0),
+        ([(1000, 2, 1000), (1000, 1, 100)], 2.0),
+        ([(1000, 4, 1000), (1000, 1, 100)], 0.0),
+    ],
+)
+def test_until_when_all_fit(pods: Any, until: float, tmp_path: Path) -> None:
+    """Two cards. What comes later does not count, though it would fit, and nobody is cut in two to fit here."""
+    nodes, arriving = files(tmp_path, [(64000, 2, "T4")], pods)
+    assert packing.full(nodes, arriving) == pytest.approx(until)
+
+
 def test_no_policy_exceeds_the_bound_and_a_row_is_what_was_simulated(tmp_path: Path) -> None:
     nodes, pods = files(
         tmp_path, [(32000, 4, "T4"), (64000, 8, "V100M32"), (16000, 2, "T4")], [(2000, 1, 250), (2000, 1, 700), (4000, 1, 1000), (8000, 2, 1000)] * 6
