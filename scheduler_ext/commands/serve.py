@@ -248,6 +248,7 @@ class _Replica:
             templates.keep(self._api, self._engine, self._template_backoff, self._template_lanes)
 
     def _wake(self) -> None:
+        self._engine.read_late()
         if self._standby_reason() is None:
             self._waker.wake()
 

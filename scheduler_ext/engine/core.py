@@ -520,6 +520,15 @@ class Engine:
         with self._lock:
             return self._intake.expire()
 
+    def read_late(self) -> None:
+        """Read the reports of nodes that cost too much; see Intake."""
+        with self._lock:
+            late = self._intake.late()
+        for node in late:
+            with self._lock:
+                self._intake.read_late(node)
+            time.sleep(_BETWEEN)
+
     # --- what people are told ---
 
     def compare(self) -> None:

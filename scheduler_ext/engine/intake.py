@@ -18,6 +18,7 @@ from scheduler_ext.engine.resizes import Resizes
 from scheduler_ext.state import objects, unschedulable
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, INVALID_QUOTAS, Notice
+from scheduler_ext.state.pace import Pace
 from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.state.pods import ENDED_SECONDS, HELD, Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
@@ -47,6 +48,8 @@ class Intake:
         self._cache, self._gangs, self._preemption, self._resizes = cache, gangs, preemption, resizes
         self._held = held
         self._refused: dict[str, float] = {}  # nodes with a report that can't be read, and when that was last told
+        self._pace = Pace(cache.clock)
+        self._late: dict[str, tuple[str, int]] = {}  # by node: its newest report, which is read later
         self._looked = False  # for garbage among what the first lists have left
 
     def synced(self, kind: str) -> None:
@@ -73,14 +76,34 @@ class Intake:
         self._cache.plugins.set_node(seen.name, seen.plugins)
         if not as_before:
             self._cache.unschedulable.free()
-        if seen.wrong:
-            self._refuse_report(seen.name, seen.wrong)
-        else:
-            before, back = self._cache.reports.get(seen.name), self._held.went_back(seen.name, objects.version(data))
-            self._take_report(seen.name, seen.report, back=back)
-            self._held.look(seen.name, before, back=back)
+        self._see_report(seen.name, seen.bookings, objects.version(data))
         self._cache.note("node", node=data)
         return seen.name
+
+    def _see_report(self, node: str, text: object, version: int) -> None:
+        """At once, or where reading those of this node takes too much, the newest one a little later."""
+        if isinstance(text, str) and not self._pace.may(node):
+            self._late[node] = text, version
+            return
+        self._late.pop(node, None)
+        with self._pace.of(node):
+            report, wrong = objects.report(text)
+            if wrong:
+                self._refuse_report(node, wrong)
+            else:
+                before, back = self._cache.reports.get(node), self._held.went_back(node, version)
+                self._take_report(node, report, back=back)
+                self._held.look(node, before, back=back)
+
+    def late(self) -> list[str]:
+        """The nodes whose newest report was not read yet."""
+        self._pace.forget_idle()
+        return list(self._late)
+
+    def read_late(self, node: str) -> None:
+        """If that is its turn now."""
+        if node in self._late:
+            self._see_report(node, *self._late[node])
 
     def _refuse_report(self, node: str, problem: str) -> None:
         """A report that can't be read lets go of nothing: the last one that could be stays in force."""
@@ -138,6 +161,7 @@ class Intake:
         before = self._cache.reports.pop(name, None)
         self._cache.differences.pop(name, None)
         self._refused.pop(name, None)
+        self._late.pop(name, None)
         self._cache.plugins.set_node(name, frozenset())
         self._lose_ended(name)
         self._held.went_back(name, 0)

@@ -35,8 +35,7 @@ class SeenNode:
     memory_bytes: int
     problem: Reason | ExtenderReason | None
     labels: Mapping[str, str]
-    report: Report | None  # what its manager says of its pods; None: nothing
-    wrong: str  # why what it says can't be read, or ""
+    bookings: object  # the annotation of what its manager says of its pods; see `report`
     plugins: frozenset[str]  # extended resources of its device plugins
 
 
@@ -100,7 +99,7 @@ def node(data: Mapping[str, Any], names: Names) -> SeenNode:
     text = _mapping(metadata.get("annotations")).get(names.inventory)
     name = str(metadata.get("name", ""))
     labels = _mapping(metadata.get("labels"))
-    rest = (labels, *_report(_mapping(metadata.get("annotations")).get(names.bookings)), plugins)
+    rest = (labels, _mapping(metadata.get("annotations")).get(names.bookings), plugins)
     if not isinstance(text, str):
         return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, *rest)
     try:
@@ -109,7 +108,8 @@ def node(data: Mapping[str, Any], names: Names) -> SeenNode:
         return SeenNode(name, (), cpu, memory, error.reason, *rest)
 
 
-def _report(text: object) -> tuple[Report | None, str]:
+def report(text: object) -> tuple[Report | None, str]:
+    """What a manager says of its pods, None: nothing; and why that can't be read, or ""."""
     try:
         return (bookings.decode(text) if isinstance(text, str) else None), ""
     except InvalidInventory as error:
