@@ -473,6 +473,29 @@ static void test_others_parts_are_taken_off_once(void)
     }
 }
 
+/* 0.5 ms, or 1.9 at a lease's end, by its argument: less than four times, so its mean was charged for what ran on into others' leases (42 points of 30). */
+static void test_what_surely_varies_by_less_is_measured_too(void)
+{
+    static const struct {
+        uint64_t shorter, longer;
+        enum vc_evidence evidence;
+        bool varies;
+    } cases[] = {
+        {500 * US, 1900 * US, VC_EVIDENCE_CLEAN, true},         {500 * US, 1500 * US, VC_EVIDENCE_CLEAN, true},
+        {500 * US, 1200 * US, VC_EVIDENCE_CLEAN, false},        {500 * US, 1900 * US, VC_EVIDENCE_LONG_OVERLAP, false},
+        {500 * US, 1900 * US, VC_EVIDENCE_UPPER_BOUND, false},  {150 * US, 450 * US, VC_EVIDENCE_CLEAN, false},
+    };
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x7000 + i, 1, 1));
+        vc_estimate_set(estimate, cases[i].shorter);
+        for (unsigned n = 0; n < 10; n++)
+            vc_estimate_learn(estimate, cases[i].shorter, cases[i].shorter, cases[i].shorter, VC_EVIDENCE_CLEAN);
+        CHECK(vc_estimate_risk(estimate) == 0);
+        vc_estimate_learn(estimate, cases[i].shorter, cases[i].longer, cases[i].shorter, cases[i].evidence);
+        CHECK((vc_estimate_risk(estimate) != 0) == cases[i].varies);
+    }
+}
+
 /* A cost that varies is none where others' slices are inside: that was a way to be charged 64 of 1,417 ms. Where they need not be inside each interval, and it comes near enough to the mean, that is charged. */
 static void test_what_varies_is_charged_by_its_time(void)
 {
@@ -483,11 +506,12 @@ static void test_what_varies_is_charged_by_its_time(void)
                                        .operations = 1, .measurable = true, .behind = behind}, near = interval, steady = interval;
         near.from_ns = steady.from_ns = T + 10 * MS;
         near.to_ns = steady.to_ns = T + 12 * MS;
+        near.estimate_ns = 800 * US;
         interval.estimate_ns = 50 * US;
         steady.risk_ns = 0;
         CHECK(vc_interval_settle(&busy, &interval, true, beside).charged_ns == MS);
         struct vc_busy apart = {0};
-        CHECK(vc_interval_settle(&busy, &near, true, beside).charged_ns == (each ? MS : 300 * US));
+        CHECK(vc_interval_settle(&busy, &near, true, beside).charged_ns == (each ? MS : 800 * US));
         CHECK(vc_interval_settle(&apart, &steady, true, beside).charged_ns == 300 * US);
     }
     /* Within a lease of one's own, while others' work may begin: a proven 20 us that takes 1.9 ms was none of theirs, a few of theirs may be. */
@@ -1325,6 +1349,7 @@ int main(void)
     test_what_waits_behind_something_else_begins_when_its_mark_is_reached();
     test_others_parts_are_taken_off_once();
     test_what_varies_is_charged_by_its_time();
+    test_what_surely_varies_by_less_is_measured_too();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_a_pause_behind_work_covers_nothing();
     test_a_launch_that_takes_long_does_not_cover_anothers_work();

@@ -302,7 +302,7 @@ static void test_processes_of_a_container_take_turns_in_its_leases(void)
             double sum = 0;
             for (unsigned tenant = 0; tenant < 2; tenant++) {
                 double got = share(model, tenant, S, 5 * S);
-                CHECK_NEAR(100 * got, 100.0 * cores[tenant], 150);
+                CHECK_NEAR(100 * got, 100.0 * cores[tenant], k ? 180 : 150); /* kernels of 1 ms are seldom taken for such that vary */
                 sum += got;
                 for (unsigned i = 0; i < count; i++) {
                     double mine = 100.0 * (double)model_process_ns(model, tenant * count + i) / (double)(5 * S);

@@ -14,6 +14,7 @@ struct vc_estimate {
     uint64_t cost_ns;       /* the mean; 0: unknown */
     uint64_t unmeasured_ns; /* estimated work launched since an interval with it was last marked */
     uint64_t peak_ns, least_ns; /* the longest and the shortest that it took lately; they come nearer slowly */
+    uint64_t sure_peak_ns;  /* the longest of those that nobody else was beside */
     uint64_t pass_ns;       /* the mean again, where an operation may go unmeasured; 0: it may not */
     uint64_t measured;      /* how often it was */
     uint64_t followed;      /* … and how many short intervals its mean follows */
@@ -31,6 +32,8 @@ enum vc_evidence {
 /* A cost that varies by more than this factor, and reaches more than this, is told by no mean: each operation is measured. */
 #define VC_VARIES_FACTOR UINT64_C(4)
 #define VC_VARIES_NS UINT64_C(100000)
+/* So is one that surely varied by more than 2.5, and reaches so much: the longest are launched at a lease's end, and run on into others'. */
+#define VC_VARIES_SURELY_NS UINT64_C(500000)
 /* A short one that was measured less often may turn out to cost so much: what it does may depend on its arguments. */
 #define VC_PROVEN_TIMES UINT64_C(8)
 #define VC_UNPROVEN_NS UINT64_C(5000000)
@@ -63,7 +66,9 @@ static inline uint64_t vc_estimate_risk(const struct vc_estimate *estimate)
 {
     uint64_t peak = __atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED);
     uint64_t least = __atomic_load_n(&estimate->least_ns, __ATOMIC_RELAXED);
-    uint64_t risk = peak > VC_VARIES_NS && peak > VC_VARIES_FACTOR * least ? peak : 0;
+    uint64_t sure = __atomic_load_n(&estimate->sure_peak_ns, __ATOMIC_RELAXED);
+    bool varies = (peak > VC_VARIES_NS && peak > VC_VARIES_FACTOR * least) || (sure > VC_VARIES_SURELY_NS && 2 * sure > 5 * least);
+    uint64_t risk = varies ? peak : 0;
     bool proven = __atomic_load_n(&estimate->measured, __ATOMIC_RELAXED) >= VC_PROVEN_TIMES || vc_estimate_cost(estimate) > VC_LONG_OPERATION_NS / 4;
     return proven || risk != 0 ? risk : VC_UNPROVEN_NS;
 }
