@@ -114,7 +114,8 @@ class Filter:
         if asked.gang is None:  # a gang's places were chosen without what gave way
             self._held.hold_again()
         choice = self._choice(asked, shape, names, priority, plan)
-        if choice.row is None and self._make_room(asked, shape, names, priority):
+        # What gave way was given before a gang was planned, and planning a large one again is nothing for here.
+        if choice.row is None and plan is None and self._make_room(asked, shape, names, priority):
             nominated = self._cache.pods.release(asked.uid) or nominated  # whom it waited for is gone now
             choice = self._choice(asked, shape, names, priority, None)
         self._held.hold_again()
@@ -175,10 +176,10 @@ class Filter:
             row = self._chooser.choose(self._cache.table(shape), names, asked.namespace).row
         if row is None:
             return False
-        for record in ended:
-            if record.node == self._cache.cluster.names[row]:
-                self._intake.give_way(record.uid)
-        return True
+        there = [record.uid for record in ended if record.node == self._cache.cluster.names[row]]
+        for uid in there:
+            self._intake.give_way(uid)
+        return bool(there)
 
     def _whys(self, names: Sequence[str], rows: Ints, codes: Ints | None) -> dict[str, str]:
         if codes is None:

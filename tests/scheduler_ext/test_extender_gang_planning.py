@@ -15,6 +15,7 @@ from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_engine import Clock, engine_with
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
 from tests.scheduler_ext.test_extender_preemption import holding
+from vcuda.spec import bookings
 
 Start = Callable[..., Running]
 NODES = [f"n{at}" for at in range(3)]
@@ -60,6 +61,27 @@ def test_a_gang_that_does_not_fit_is_planned_once_for_all_its_members(looked: li
     said = {asked(engine, one) for one in gang}
     assert said == {"gang default/g needs 30 places at once, 24 are there now"}
     assert len(looked) < 2 * 30 + 30, "once for all, and each member for itself"
+
+
+@pytest.mark.parametrize("when", ["remembered", "planned"])
+def test_what_is_deleted_meanwhile_has_no_gang_planned_in_line(when: str, looked: list[int]) -> None:
+    """Under the lock and on the server's loop: with 1,024 members nobody was answered for 5 s."""
+    engine, _ = made()
+    engine.see_pod(holding("x", "n0", "GPU-n0-0", cores=10))
+    described = node("n0", cards("n0", 8))
+    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode({"x": {"GPU-n0-0": (10, 1)}}, {})
+    engine.see_node(described)
+    gang = members()
+    for one in gang:
+        engine.see_pod(one)
+    if when == "remembered":
+        asked(engine, gang[0])
+    plan = engine.plan_gang(gang[1], NODES)
+    assert plan is not None
+    engine.lose_pod("x")  # by force: it gives way to who fits nowhere else
+    before = len(looked)
+    assert engine.filter(gang[1], NODES, plan).refusal is not None
+    assert len(looked) - before < 3
 
 
 @pytest.mark.parametrize(
