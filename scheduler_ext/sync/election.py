@@ -5,8 +5,8 @@ whole duration on its own monotonic clock. The leader counts from before it sent
 `margin_seconds` earlier, so that what it has sent by then has arrived before anybody else may serve.
 
 That a lease is not there says nothing: it may have been deleted, or a backup restored, and its leader goes on until it
-looks again. Who finds none makes it, which only one can, and serves a whole duration later. One without a holder is
-free at once only if its leader marked it as given back.
+looks again. Who finds none makes it, which only one can, and serves a whole duration later. One that is marked as given
+back is free at once only for who saw its holder have it a moment before: else a backup may have brought it back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler_ext.sync.api import ApiServer
 from vcuda.kube.errors import ApiError, KubeError
@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _CONFLICT = 409
 _RENEWALS = 6  # per lease duration
 _GIVEN_BACK = 1  # the leaseDurationSeconds of a lease that its leader gave back, as in client-go; else it is longer
+_RECENT = 3  # pauses between two looks: no backup is made, and restored after another has led, within them
 _NEVER = float("-inf")
 
 
@@ -39,6 +40,15 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class _Watched(NamedTuple):
+    """A lease of a holder as we last read it, or as that holder gave it back; `at`: on our clock, before we asked."""
+
+    uid: str
+    transitions: object
+    version: int
+    at: float
 
 
 def _now() -> str:
@@ -82,6 +92,7 @@ class Election:
         self._role = ""
         self._seen: tuple[str, str] | None = None  # holder and version of the lease
         self._seen_since = 0.0
+        self._watched: _Watched | None = None
         self._problem = "the lease has not been read yet"
         self.worker = Worker(
             "election",
@@ -117,6 +128,7 @@ class Election:
             self._show_role("leader" if self.standby_reason() is None and self._ready() else "standby")
 
     def _try(self) -> None:
+        asked = self._clock()
         found = self._api.lease(self._lease.namespace, self._lease.name)
         spec: Mapping[str, Any] = (found or {}).get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
@@ -130,18 +142,43 @@ class Election:
             return
         if not ours:
             self._from = None
+        given_back = not holder and spec.get("leaseDurationSeconds") == _GIVEN_BACK
+        watched = self._watch(found, given_back=given_back, named=bool(holder) and not ours, asked=asked)
         if found is not None and not ours:
-            if not self._free(found, holder, spec):
+            if not (given_back and watched) and not self._waited_out(found, holder, spec):
                 self._problem = f"{holder or 'nobody'} holds lease {self._lease}"
+                if given_back:
+                    self._problem += "; whether it was given back just now is not known: its duration has to pass"
                 return
             self._from = _NEVER  # also if the answer to the write is lost: it is by this version, or not at all
         self._take(found, spec, holder)
 
-    def _free(self, found: Mapping[str, Any], holder: str, spec: Mapping[str, Any]) -> bool:
-        """Whether its leader gave it back, or the holder has let its whole lease pass before our eyes."""
+    def _watch(self, found: Mapping[str, Any] | None, *, given_back: bool, named: bool, asked: float) -> bool:
+        """Note the lease as it is now; whether it is the one that was watched a moment ago, and has only gone on.
+
+        `named`: another holds it.
+        """
+        before, self._watched = self._watched, None
+        if found is None or not (given_back or named):
+            return False
+        metadata, spec = found["metadata"], found.get("spec") or {}
+        version = str(metadata.get("resourceVersion", ""))
+        if not version.isdecimal():
+            return False
+        now = _Watched(str(metadata.get("uid", "")), spec.get("leaseTransitions"), int(version), asked)
+        went_on = (
+            before is not None
+            and now[:2] == before[:2]
+            and now.version >= before.version
+            and self._clock() - before.at <= self._seconds / _RENEWALS * _RECENT
+        )
+        if named or went_on:
+            self._watched = now
+        return went_on
+
+    def _waited_out(self, found: Mapping[str, Any], holder: str, spec: Mapping[str, Any]) -> bool:
+        """Whether the holder has let its whole lease pass before our eyes."""
         duration = spec.get("leaseDurationSeconds")
-        if not holder and duration == _GIVEN_BACK:
-            return True
         seen = (holder, str(found["metadata"].get("resourceVersion", "")))
         if seen != self._seen:
             self._seen, self._seen_since = seen, self._clock()

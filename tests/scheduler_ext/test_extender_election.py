@@ -33,7 +33,7 @@ GIVEN_BACK = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": "202
 class World:
     """Time and a lease, as the replicas see them through calls that may take long, fail, or lose their answers.
 
-    It begins with a lease that the last leader gave back; `new`: with none.
+    It begins with a lease that the last leader gave back, which nobody saw; `new`: with none.
     """
 
     def __init__(self, dice: random.Random | None = None, *, new: bool = False) -> None:
@@ -91,6 +91,7 @@ class Lines:
 
 class Replica:
     def __init__(self, world: World, name: str, **options: Any) -> None:
+        self.world = world
         self.events: list[str] = []
         self.ready = True
         self.election = Election(
@@ -107,11 +108,18 @@ class Replica:
     def serves(self) -> bool:
         return self.election.standby_reason() is None
 
+    def lead(self) -> None:
+        """Wait for as long as the lease that it finds may be another's, and take it."""
+        self.step()
+        self.world.now += self.election._longest + 0.1
+        self.step()
+        assert self.serves
+
 
 def test_the_first_leads_and_the_second_takes_over_only_after_the_whole_lease() -> None:
     world = World()
     one, two = Replica(world, "one"), Replica(world, "two")
-    one.step()
+    one.lead()
     two.step()
     assert (one.serves, two.serves, one.events, two.events) == (True, False, ["gained"], [])
     assert "one_1 holds lease n/extender" in str(two.election.standby_reason())
@@ -138,7 +146,7 @@ def test_the_first_leads_and_the_second_takes_over_only_after_the_whole_lease() 
 def test_a_leader_that_could_not_renew_goes_on_if_nobody_took_the_lease() -> None:
     world = World()
     one, two = Replica(world, "one"), Replica(world, "two")
-    one.step()
+    one.lead()
     two.step()
     world.down |= {"one", "two"}
     world.now += 60
@@ -155,7 +163,7 @@ def test_a_leader_that_could_not_renew_goes_on_if_nobody_took_the_lease() -> Non
 def test_a_lease_given_back_is_taken_at_once() -> None:
     world = World()
     one, two = Replica(world, "one"), Replica(world, "two")
-    one.step()
+    one.lead()
     two.step()
     one.election.release()
     one.step()  # comes too late to take it again
@@ -190,7 +198,7 @@ def test_who_finds_no_lease_makes_it_and_serves_only_after_a_whole_duration() ->
 def test_a_lease_that_is_deleted_or_emptied_while_its_leader_lives_makes_no_second_one(left: Any) -> None:
     world = World()
     one, two = Replica(world, "one"), Replica(world, "two")
-    one.step()
+    one.lead()
     two.step()
     if left is None:
         world.found = None
@@ -214,7 +222,7 @@ def test_a_lease_that_is_deleted_or_emptied_while_its_leader_lives_makes_no_seco
 def test_a_leader_stops_as_soon_as_it_finds_that_its_lease_is_not_its_own(left: Any) -> None:
     world = World()
     one = Replica(world, "one")
-    one.step()
+    one.lead()
     if left is None:
         world.found = None
     else:
@@ -268,7 +276,7 @@ def test_a_lease_of_before_a_restored_backup_gives_nobody_the_right_to_serve_at_
     saved = world.found
     assert saved is not None
     world.edit({**GIVEN_BACK})
-    one.step()
+    one.lead()
     two.step()
     assert one.serves
     world.edit(saved["spec"])  # it names two, which waited for it and then saw another's
@@ -282,10 +290,88 @@ def test_a_lease_of_before_a_restored_backup_gives_nobody_the_right_to_serve_at_
     assert two.serves
 
 
+def restored(world: World, spec: Mapping[str, Any], *, older: bool) -> None:
+    """A backup has come back; `older`: with the version of then, else with one that the server has raised."""
+    now = world.version
+    if older:
+        world.version = 1
+    world.edit(spec)
+    world.version = now + 1000  # the next write
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["raised", ""])
+@pytest.mark.parametrize("saw", ["nothing", "the leader", "both leaders", "the leader long ago"])
+def test_a_restored_lease_that_was_given_back_makes_no_second_leader(saw: str, older: bool) -> None:
+    """A backup of while nothing ran, or of between two leaders; the leader serves until it looks again."""
+    world = World()
+    one, two, three = (Replica(world, name) for name in ("one", "two", "three"))
+    one.lead()
+    if saw != "nothing":
+        three.step()
+    if saw == "both leaders":
+        two.step()
+    one.election.release()
+    assert world.found is not None
+    backup = world.found["spec"]
+    if saw == "the leader long ago":  # it could not reach the API server since
+        world.now += 16
+    elif saw == "the leader":
+        backup = {**backup, "leaseTransitions": 0}
+    two.lead()
+    if saw == "both leaders":
+        three.step()
+        assert "two_1 holds" in str(three.election.standby_reason())
+    restored(world, backup, older=older)
+    until = world.now + 19.9
+    while world.now < until:
+        three.step()
+        assert two.serves and not three.serves, world.now
+        world.now += 1
+    assert "whether it was given back just now is not known" in str(three.election.standby_reason())
+    two.step()
+    assert two.events == ["gained", "lost"]
+    world.now += 12
+    three.step()
+    assert three.serves
+
+
+def test_a_given_back_lease_that_a_new_replica_finds_is_waited_out() -> None:
+    world = World()
+    one = Replica(world, "one")
+    one.step()
+    world.now += 29.9
+    one.step()
+    assert not one.serves
+    world.now += 0.2
+    one.step()
+    assert one.serves
+
+
+def test_who_saw_a_lease_given_back_takes_it_though_the_first_try_fails() -> None:
+    world = World()
+    one, two = Replica(world, "one"), Replica(world, "two")
+    one.lead()
+    two.step()
+    one.election.release()
+    lines: Any = two.election._api
+    put = lines.put_lease
+
+    def fail(*_: Any) -> None:
+        raise ApiError(500, "injected")
+
+    lines.put_lease = fail
+    two.step()
+    assert not two.serves
+    lines.put_lease = put
+    world.now += 5
+    two.step()
+    assert two.serves
+
+
 def test_a_longer_lease_of_the_holder_is_respected() -> None:
     world = World()
     one, two = Replica(world, "one", lease_seconds=90.0), Replica(world, "two")
-    one.step()
+    one.lead()
     two.step()
     world.now += 79
     assert one.serves
@@ -305,7 +391,7 @@ def test_the_role_label_waits_for_readiness() -> None:
     world = World()
     one = Replica(world, "one")
     one.ready = False
-    one.step()
+    one.lead()
     assert one.serves and world.labels == {"one": "standby"}
     one.ready = True
     one.step()
@@ -320,15 +406,18 @@ def test_never_two_serve_whatever_is_late_or_lost(seed: int, edits: bool) -> Non
     names = iter(range(10_000))
     replicas = [Replica(world, f"r{next(names)}") for _ in range(3)]
     served = 0
+    backups: list[dict[str, Any]] = []
     for _ in range(400):
         one = dice.choice(replicas)
+        if world.found is not None and edits and dice.random() < 0.1:
+            backups.append(world.found["spec"])
         fate = dice.random()
         if fate < 0.03:
             one.election.release()
         if fate < 0.06 or "lost" in one.events:
             replicas[replicas.index(one)] = Replica(world, f"r{next(names)}")  # a process ends, the next one starts
         elif fate < 0.07 and edits:
-            edit = dice.choice((None, None, {}, {"holderIdentity": ""}, {"holderIdentity": "who"}))
+            edit = dice.choice((None, None, {}, {"holderIdentity": ""}, {"holderIdentity": "who"}, *backups[-20:]))
             if edit is None:
                 world.found = None
             else:
@@ -431,6 +520,8 @@ def test_what_nobody_expected_ends_neither_the_election_nor_its_lease(
         lambda who, act: (_ for _ in ()).throw(broken.pop()) if broken else call(who, act),
     )  # type: ignore[method-assign]
     one.election.worker.start()
+    eventually(lambda: "given back" in str(one.election.standby_reason()))
+    world.now += 2
     eventually(lambda: one.serves)
     assert one.election.worker.failures == 2 and one.election.worker.problem() is None
     one.election.stop()
