@@ -492,15 +492,20 @@ class Engine:
             self._claims.lose_pod(uid)
             self._templates.lose_pod(uid)
 
-    def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
+    def keep_pods(self, uids: Collection[str], listed_since: float, *, restored: bool = False) -> None:
         """A complete list of pods, begun at `listed_since` on our clock, was seen: release all others.
 
-        What was assumed or bound after the list began may be missing from it, and stays.
+        What was assumed or bound after the list began may be missing from it, and stays. `restored`: the API server has
+        gone back; nobody deleted the others.
         """
         known = set(uids)
         with self._lock:
             self._intake.keep_waiting(known, listed_since)
-        self._lose_others(self.cache.pods.uids(), known, lambda uid: self._intake.lose_unlisted(uid, listed_since))
+        self._lose_others(
+            self.cache.pods.uids(),
+            known,
+            lambda uid: self._intake.lose_unlisted(uid, listed_since, restored=restored),
+        )
         self._lose_others(self._claims.users(), known, self._claims.lose_pod)
         self._lose_others(self._templates.users(), known, self._templates.lose_pod)
 

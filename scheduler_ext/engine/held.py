@@ -60,7 +60,8 @@ class Held:
         self._over: dict[str, set[str]] = {}  # by node: who has ended, and is free until a new report names it
         self._deleted: collections.OrderedDict[str, _Deleted] = collections.OrderedDict()
         # Held for less than ten seconds: those whose deletion we saw; what only a report says, which may make up any
-        # number; pods that we know not to be there, whose end nobody waits for: these give way to nobody.
+        # number; pods that we know not to be there, or that a restored etcd has lost, whose end nobody waits for: these
+        # give way to nobody.
         self._young: tuple[dict[str, Gone], dict[str, Gone], dict[str, Gone]] = {}, {}, {}
         self._versions: dict[str, int] = {}  # by node: the last resource version
         self._back: dict[str, _Undone] = {}  # by node
@@ -85,6 +86,7 @@ class Held:
         here = self._on.get(node, set())
         if back and report is not None:
             self._back[node] = _Undone(report, self._cache.clock() + _UNDONE_SECONDS)
+            self._nobody_deleted(node)
         elif report is None or (node in self._back and report != self._back[node].report):
             self._back.pop(node, None)
         for uid in [uid for uid in here if not named.get(uid)]:
@@ -99,6 +101,14 @@ class Held:
         for uid, use in named.items() if self._begun else ():
             if use and (newer or uid not in here) and uid not in over and not self._explained(node, uid):
                 self._hold(uid, node, use)
+
+    def _nobody_deleted(self, node: str) -> None:
+        """The API server went back: so whose deletion was seen a moment before may only be of after the backup."""
+        deleted, undone = self._young[0], self._young[2]
+        for key in [held(node, uid) for uid in self._on.get(node, ())]:
+            if key in deleted:
+                undone[key] = deleted.pop(key)
+                undone[key].named = True
 
     def _explained(self, node: str, uid: str) -> bool:
         record = self._cache.pods.get(uid)
@@ -141,6 +151,11 @@ class Held:
             self._hold(record.uid, node, use, record=record, undone=True)
         else:
             self.left(record)
+
+    def restored(self, record: Record) -> None:
+        """A pod has no object any more, for the API server went back to before it: nobody deleted it."""
+        if record.state not in _NEVER_GIVEN:
+            self.unbound(record)
 
     def left(self, record: Record) -> None:
         """A pod is not booked any more as it was."""

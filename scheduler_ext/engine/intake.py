@@ -476,13 +476,17 @@ class Intake:
         for uid in self._cache.gangs.missing(uids, listed_since):
             self._gangs.lose_member(uid)
 
-    def lose_unlisted(self, uid: str, listed_since: float) -> None:
+    def lose_unlisted(self, uid: str, listed_since: float, *, restored: bool = False) -> None:
         """The pod is not among those that a list shows which began then."""
         record = self._cache.pods.get(uid)
         if record is None or record.state is State.RESERVED:
             return
         if record.state is State.CONFIRMED or (record.state is not State.BINDING and record.since < listed_since):
-            self.pod_gone(uid)
+            if restored and uid not in self._cache.ended:
+                self._held.restored(record)
+                self.lose_pod(uid)
+            else:
+                self.pod_gone(uid)
 
     def expire(self) -> int:
         """See Engine.expire."""

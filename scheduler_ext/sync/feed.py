@@ -33,6 +33,7 @@ def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
             lambda pod: engine.lose_pod(str(pod["metadata"]["uid"]), pod),
             lambda uids, since: listed("pods", lambda: engine.keep_pods(uids, since)),
             read=engine.event,
+            relisted=lambda uids, since: listed("pods", lambda: engine.keep_pods(uids, since, restored=True)),
         ),
     )
 

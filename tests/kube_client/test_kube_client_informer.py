@@ -162,6 +162,33 @@ def test_a_server_that_went_back_is_listed_again(caplog: pytest.LogCaptureFixtur
     assert "went back from version 9 to 8" in caplog.text
 
 
+@pytest.mark.parametrize("noticed", ["before the watch", "by the list alone", "not at all"])
+def test_a_list_of_a_server_that_went_back_is_told_apart(noticed: str) -> None:
+    """What it does not show was not deleted."""
+    server = Server(event("ADDED", "9" if noticed != "not at all" else "7"))
+    told: list[str] = []
+    handlers = Handlers(
+        "nodes", lambda thing: str(thing["metadata"]["name"]), lambda _: None, lambda *_: told.append("listed"),
+        relisted=lambda *_: told.append("relisted"),
+    )  # fmt: skip
+    one = Informer(cast(Client, server), handlers)
+    one.once()
+    if noticed == "before the watch":
+        server.at = "8"
+    else:
+        server.events = (ApiError(410, "too old"),)
+    one.once()
+    server.events = (event("BOOKMARK", "7"),)
+    one.once()
+    assert told == ["listed", "listed" if noticed == "not at all" else "relisted"]
+    server.at = ""
+    server.events = (ApiError(410, "too old"),)
+    one.once()
+    server.events = (event("BOOKMARK", "7"),)
+    one.once()
+    assert told[2:] == ["listed"]
+
+
 @pytest.mark.parametrize("kind", ["BOOKMARK", "MODIFIED", "DELETED"])
 def test_an_event_older_than_the_one_before_it_is_not_believed(kind: str) -> None:
     server = Server(event("ADDED", "9"), event(kind, "8", "c"), event("ADDED", "10", "d"))

@@ -562,11 +562,45 @@ def test_a_manager_that_has_nothing_else_to_say_after_a_restore_keeps_nothing_fo
 @pytest.mark.parametrize("order", ["pods first", "nodes first"])
 def test_whom_a_restored_backup_does_not_know_at_all_stays_booked_as_well(order: str) -> None:
     engine, clock, _ = gone_back(order, known=False)
-    clock.now += 12
-    engine.expire()
-    assert engine.filter(pod("x", 60, 1, uid="x"), ["a"]).chosen is None
+    for then in (0, 1, 12):
+        clock.now += then
+        engine.expire()
+        assert engine.filter(pod(f"x{then}", 60, 1, uid=f"x{then}"), ["a"]).chosen is None
     engine.see_node(at(13, reporting(P, 1)))
+    assert engine.filter(pod("y", 60, 1, uid="y"), ["a"]).chosen is None
     engine.see_node(at(14, reporting({}, 1)))
+    assert engine.cache.gone == {} and free(engine) == 100
+
+
+@pytest.mark.parametrize("told", ["at last", "of others first", "never"])
+def test_whom_a_restored_backup_does_not_know_and_no_report_had_named_stays_booked(told: str) -> None:
+    """Its node has not changed since the backup, so that only the list of pods shows that the server went back."""
+    engine, clock = engine_with()
+    engine.see_node(at(10, reporting({}, 1)))
+    placed(engine, "p")
+    engine.keep_pods([], clock() + 1, restored=True)
+    for then in (0, 1, 12):
+        clock.now += then
+        engine.expire()
+        engine.see_node(at(10, reporting({}, 1)))
+        assert engine.filter(pod(f"x{then}", 60, 1, uid=f"x{then}"), ["a"]).chosen is None
+    if told == "never":
+        clock.now += 60
+        engine.expire()
+    else:
+        if told == "at last":
+            engine.see_node(at(11, reporting(P, 1)))
+            assert engine.filter(pod("y", 60, 1, uid="y"), ["a"]).chosen is None
+        engine.see_node(at(12, reporting({"q": {"GPU-a-0": (1, 1)}}, 1)))
+        engine.see_node(at(13, reporting({}, 1)))
+    assert engine.cache.gone == {} and free(engine) == 100
+
+
+def test_an_assumption_that_a_restored_list_does_not_show_is_not_held() -> None:
+    engine, clock = engine_with(at(10, reporting({}, 1)))
+    engine.see_pod(one := pod("p", 100, 40, uid="p"))
+    assert engine.filter(one, ["a"]).chosen == "a"
+    engine.keep_pods([], clock() + 1, restored=True)
     assert engine.cache.gone == {} and free(engine) == 100
 
 

@@ -16,6 +16,7 @@ from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
+from tests.scheduler_ext.test_extender_two_books import reporting
 from tests.scheduler_ext.test_extender_writing import certificate, kubeconfig
 from vcuda.kube import client
 from vcuda.kube.errors import ApiError, ApiUnreachable
@@ -149,6 +150,33 @@ def test_a_restored_etcd_is_believed(api: FakeApi, tmp_path: Path) -> None:
         one.stop()
         one.worker.join(10)
         assert one.worker.problem() is None
+
+
+def test_whom_a_restored_etcd_does_not_know_goes_on_and_stays_booked(api: FakeApi, tmp_path: Path) -> None:
+    """It gave way to the next one at once, as if somebody had deleted it by force."""
+    api.put("nodes", reporting({}, 1))
+    api.put("nodes", node("b", cards("b", 1)))
+    backup = api.operations.clock.version
+    engine, _ = engine_with()
+    server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
+    informers = [feed.informer(server, engine, how, longest_wait=0.05) for how in feed.handlers(engine)]
+    for one in informers:
+        one.start()
+    eventually(lambda: free(engine) == 200 and all(one._stream for one in informers))
+    api.put("pods", waiting := pod("p", 40, 10, uid="p"))
+    eventually(lambda: engine.filter(waiting, ["a"]).chosen == "a")
+    write = engine.begin_bind("p", "a")
+    assert isinstance(write, Write)
+    engine.end_bind("p", State.BOUND)
+    api.put("pods", bound(waiting, write))
+    eventually(lambda: engine.figures()["confirmed"] == 1)
+    api.restore(backup)
+    api.put("nodes", node("e", cards("e", 1)))
+    eventually(lambda: not engine.holds("p") and "e" in engine.cache.cluster.index)
+    assert engine.filter(pod("x", 80, 10, uid="x"), ["a"]).chosen is None
+    for one in informers:
+        one.stop()
+        one.worker.join(10)
 
 
 def test_a_binding_that_a_list_does_not_show_was_restored_away() -> None:

@@ -38,7 +38,8 @@ class Handlers(NamedTuple):
 
     `seen` returns an object's key. `listed` gets all keys of a complete list and when the list began (monotonic
     seconds): whatever else was known has gone. They may raise KeyError, TypeError and their like for an object that is
-    malformed. `read` gives an event, its object and that one's version where it can read a line faster than a parser.
+    malformed. `relisted`: as `listed`, where the server has gone back to before what it had shown; None: the same.
+    `read` gives an event, its object and that one's version where it can read a line faster than a parser.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Handlers(NamedTuple):
     namespace: str = ""
     selector: str = ""
     read: Callable[[bytes], tuple[str, Object, str] | None] = lambda _line: None
+    relisted: Callable[[Collection[str], float], None] | None = None
 
 
 Follow = Callable[[Stream, Callable[[bytes], None]], None]
@@ -85,6 +87,8 @@ class Informer:
         self._client, self._handlers, self._failed = client, handlers, failed
         self._silence, self._follow_stream = silence, follow
         self._version = ""
+        self._latest: int | None = None  # version that was shown before the list to come, if that is a number
+        self._went_back = False  # since the last list
         self._stream: Stream | None = None
         self._heard = time.monotonic()
         self._listed_at = self._told_at = float("-inf")
@@ -128,7 +132,7 @@ class Informer:
                 self.cut = True
                 raise
             _log.info("%s: the watch can't go on, listing again: %s", self.kind, error)
-            self._version = ""
+            self._version, self._latest = "", _number(self._version)
 
     def _check(self, version: str) -> None:
         """Raise ApiError 410 where the server is at an older version than it has shown.
@@ -138,6 +142,7 @@ class Informer:
         """
         new, old = _number(version), _number(self._version)
         if new is not None and old is not None and new < old:
+            self._went_back = True
             raise ApiError(_GONE, f"the server went back from version {self._version} to {version}")
 
     def _list(self) -> None:
@@ -146,7 +151,11 @@ class Informer:
         keys: set[str] = set()
         for items, version in self._client.pages(self.kind, how.namespace, how.selector):  # noqa: B007 - the last one counts
             keys.update(self._take(how.seen, item) or "" for item in items)
-        how.listed(keys, began)
+        new = _number(version)
+        if self._latest is not None and new is not None and new < self._latest:
+            self._went_back = True
+        (how.relisted if self._went_back and how.relisted is not None else how.listed)(keys, began)
+        self._went_back = False
         self._version, self._heard, self.cut = version, time.monotonic(), False
         self._listed_at, self._missed = began, False
         _log.info("%s: listed %d at version %s", self.kind, len(keys), version)
