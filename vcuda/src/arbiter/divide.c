@@ -3,11 +3,11 @@
 
 #include "base/clock.h"
 #include "gate/bucket.h"
+#include "gate/estimate.h"
 
 /* What was charged and did not run, or ran and was charged back, is remembered so far. */
 static const int64_t UNRUN_BOUND_NS = 10000000;
-/* Long operations are charged by how long they take, which goes by what others had meanwhile: that tells nothing of what others had. Who was charged so much at once has such. */
-static const int64_t LONG_NS = 2000000;
+/* Long operations are charged by how long they take, which goes by what others had meanwhile: that tells nothing of what others had. Who was charged for one at once has such for a while. */
 static const uint64_t LONG_FADES = 8;
 
 static void add_bounded(int64_t *sum_ns, int64_t more_ns)
@@ -30,7 +30,7 @@ void vc_plan_note_charged(struct vc_tenant *tenant, uint64_t elapsed_ns, int64_t
 
 static bool is_long(const struct vc_tenant *tenant)
 {
-    return tenant->largest_ns > LONG_NS;
+    return tenant->largest_ns > (int64_t)VC_LONG_OPERATION_NS;
 }
 
 /* Processes that take turns have the card as one; stopped ones each have slices of their own. */
