@@ -211,6 +211,7 @@ class Daemon:
             api_writer=self.api_writer,
             pods=self._known_pods,
             resizes=lambda: self._resizer.carried_out,
+            running=self.pod_finder.running,
         )
 
     def _make_plugins(self, stack: contextlib.ExitStack) -> None:

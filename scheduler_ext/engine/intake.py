@@ -217,7 +217,8 @@ class Intake:
         if ended(pod) and self._still_given(uid, node):
             self._cache.ended.setdefault(uid, self._cache.clock())
             if len(self._cache.ended) > _MOST_ENDED:
-                self._give_up(next(iter(self._cache.ended)))
+                ones = self._cache.ended
+                self._give_up(next((one for one in ones if not self._alive(one)), next(iter(ones))))
         elif ended(pod) or (not node and objects.leaving(pod)):
             self.lose_pod(uid)
         elif node:
@@ -444,8 +445,14 @@ class Intake:
 
     def giving_way(self) -> list[Record]:
         """What ended and just deleted pods still have, by their nodes' managers, and lose to who fits nowhere else."""
-        uids = [*self._cache.ended, *self._held.giving_way()]
+        uids = [*(uid for uid in self._cache.ended if not self._alive(uid)), *self._held.giving_way()]
         return [record for uid in uids if (record := self._cache.pods.get(uid)) is not None]
+
+    def _alive(self, uid: str) -> bool:
+        """Whether the manager of its node has seen that a pod has ended by its status, and finds processes of it."""
+        record = self._cache.pods.get(uid)
+        report = self._cache.reports.get(record.node) if record is not None else None
+        return report is not None and uid in report.alive
 
     def give_way(self, uid: str) -> None:
         """Somebody fits nowhere but where what has ended, or is deleted, is still booked under this UID."""

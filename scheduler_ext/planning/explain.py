@@ -157,7 +157,8 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
             found["ended"] = True
             found["summary"] += (
                 f"; it has ended, and gpu-manager of node {record.node} still reports its share: free once that does "
-                f"not, where a pod fits nowhere else, and after {ENDED_SECONDS:g} s"
+                "not, and, unless that says anew that its processes go on, where a pod fits nowhere else and after "
+                f"{ENDED_SECONDS:g} s"
             )
         if evidence.difference is not None:
             found["difference"] = evidence.difference

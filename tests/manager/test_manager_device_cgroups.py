@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from manager.audit.device_cgroups import Watcher
 from manager.audit.owners import Owners
 from manager.cgroups import bpf, pods
 from manager.cgroups.devices import CannotTell, Probed, missing
+from manager.observe import node_object
 from manager.regions.storage import Storage
 from tests.manager import manager_pods
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -34,7 +35,7 @@ from tests.manager.manager_proc import Proc
 from tests.manager.manager_support import Node
 from vcuda import device_access
 from vcuda.sim import Machine
-from vcuda.spec import placement
+from vcuda.spec import bookings, placement
 from vcuda.spec.placement import CardShare, Placement
 
 NEEDED = {"/dev/nvidiactl": (195, 255), "/dev/nvidia0": (195, 0), "/dev/nvidia-uvm": (237, 0)}
@@ -308,6 +309,41 @@ def contained_in(node: Node, group: Group, item: dict[str, Any]) -> subprocess.P
     (root / "etc/vcuda").mkdir(parents=True)
     _bind(node.region(item, "c"), root / "etc/vcuda")
     return contained(group.of_container(item["metadata"]["uid"], "0123"), root)
+
+
+@pytest.mark.parametrize(("version", "driver"), [(1, "cgroupfs"), (2, "systemd")])
+def test_a_pod_whose_end_is_forged_is_told_to_go_on_by_its_nodes_object(
+    make_node: Callable[..., Node], machine: Machine, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extender frees after a minute what only an old word names."""
+    monkeypatch.setattr(node_object, "_ALIVE_S", 1.0)
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    daemon = node.start(f"--cgroup-root={group.root}", wait=200)
+    api = node.api
+    assert api is not None
+    item = pod("a", container("c", 30, 10))
+    uid = item["metadata"]["uid"]
+    api.put("pods", item)
+    node.kubelet.admit(item)
+    process = contained_in(node, group, item)
+
+    def told() -> bookings.Report:
+        return bookings.decode(api.node()["annotations"][NAMES.bookings])
+
+    try:
+        eventually(lambda: daemon.cgroups.watch.looked_at == 1, "the container")
+        eventually(lambda: uid in told().pods, "the booking")
+        assert not told().alive
+        api.put("pods", item | {"status": {"phase": "Succeeded"}})
+        first = eventually(lambda: told().alive.get(uid), "the word that it goes on")
+        eventually(lambda: told().alive.get(uid, first) != first, "another one")
+        assert uid in told().pods
+    finally:
+        process.kill()
+        process.wait()
+        Storage.remove(node.directory / "container/etc/vcuda")
+    eventually(lambda: not told().pods and not told().alive, "the end of the share")
 
 
 @pytest.mark.parametrize(("version", "driver"), [(1, "cgroupfs"), (2, "cgroupfs"), (2, "systemd")])

@@ -294,6 +294,45 @@ def test_a_manager_that_reports_anew_is_not_dead_and_what_it_names_stays_booked(
     assert not engine.holds("p")
 
 
+def test_a_pod_whose_processes_its_manager_sees_stays_booked_on_a_node_where_nothing_else_changes() -> None:
+    """Its status was forged, and the report of before said nothing new: it was free after a minute."""
+    engine, clock, shown = reported(1)
+    engine.see_pod(ended(shown))
+    for number in range(20):
+        engine.see_node(reporting(P, 1, {"p": 1000 + number}))
+        clock.now += 30.0
+        engine.expire()
+    assert engine.holds("p") and free(engine) == 0
+    assert engine.filter(pod("q", 60, 1, uid="q"), ["a"]).chosen is None, "it gives way to nobody"
+    engine.see_node(reporting({}, 1))
+    assert not engine.holds("p") and free(engine) == 100
+
+
+def test_a_pod_whose_processes_its_manager_saw_is_free_a_minute_after_its_last_word() -> None:
+    engine, clock, shown = reported()
+    engine.see_pod(ended(shown))
+    engine.see_node(reporting(P, 2, {"p": 1000}))
+    clock.now += ENDED_SECONDS - 1
+    engine.expire()
+    assert engine.holds("p")
+    clock.now += 2
+    engine.see_node(reporting(P, 2, {"p": 1000}))  # listed anew, and as old as before
+    engine.expire()
+    assert not engine.holds("p")
+
+
+def test_of_too_many_ended_pods_those_go_first_of_which_no_manager_says_that_they_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "_MOST_ENDED", 1)
+    engine, _ = engine_with(node("a", cards("a", 2)))
+    shown = [placed(engine, name) for name in "pq"]
+    engine.see_node(reporting({"p": {"GPU-a-0": (100, 40)}, "q": {"GPU-a-1": (100, 40)}}, 2, {"p": 1000}))
+    for one in shown:
+        engine.see_pod(ended(one))
+    assert [engine.holds(name) for name in "pq"] == [True, False]
+
+
 @pytest.mark.parametrize("how", ["gave way", "a minute is over"])
 def test_what_was_freed_at_its_end_is_held_as_long_as_a_new_report_names_it(
     how: str, caplog: pytest.LogCaptureFixture

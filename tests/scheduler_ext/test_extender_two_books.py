@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from vcuda.spec import bookings
 Given = dict[str, dict[str, tuple[int, int]]]
 
 
-def reporting(given: Given, count: int = 4) -> dict[str, Any]:
-    """Node a, whose manager says what each pod was given."""
+def reporting(given: Given, count: int = 4, alive: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Node a, whose manager says what each pod was given, and which of them have ended and go on."""
     described = node("a", cards("a", count))
-    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode(given, {})
+    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode(given, {}, {}, alive)
     return described
 
 
@@ -216,6 +217,10 @@ def test_a_report_is_never_larger_than_an_annotation_may_be() -> None:
     found = bookings.decode(text)
     assert 900 < len(found.pods) < 5000 and all(given[uid] == use for uid, use in found.pods.items())
     assert found.resizes == dict.fromkeys(found.pods, 12345)
+    text = bookings.encode(given, dict.fromkeys(given, 12345), {}, dict.fromkeys(given, 60_000_000))
+    assert len(text) <= 128 * 1024
+    found = bookings.decode(text)
+    assert 700 < len(found.pods) < 5000 and found.alive == dict.fromkeys(found.pods, 60_000_000)
     short = bookings.decode(bookings.encode({f"{number}": {"c": (1, 1)} for number in range(5000)}, {}))
     assert 1000 < len(short.pods) < 5000 and not short.complete, "what a manager writes can be read"
 

@@ -29,44 +29,54 @@ class Report:
     """What a manager says. By pod: what it was given, and the number of the last resize answer that is carried out.
 
     `resizes`: a pod that it does not name has carried out none; None: written by a manager that does not say. `claims`:
-    what it has prepared, by claim; None the same. `complete`: there was room for all.
+    what it has prepared, by claim; None the same. `complete`: there was room for all. `alive`: the pods that have ended
+    by what their status says, and whose containers have processes, with a number that changes twice a minute: so who
+    reads it knows that it is not an old word.
     """
 
     pods: Mapping[str, Use] = field(default_factory=dict)
     resizes: Mapping[str, int] | None = None
     claims: Mapping[str, Use] | None = None
     complete: bool = True
+    alive: Mapping[str, int] = field(default_factory=dict)
 
     def has_carried_out(self, uid: str, number: int) -> bool:
         """Whether what it says of a pod follows this very answer: amounts alone may be those of an earlier one."""
         return self.resizes is None or self.resizes.get(uid, 0) == number
 
 
-def encode(pods: Mapping[str, Use], resizes: Mapping[str, int], claims: Mapping[str, Use] | None = None) -> str:
-    """Render the annotation: compact JSON, in the order given.
+def encode(
+    pods: Mapping[str, Use],
+    resizes: Mapping[str, int],
+    claims: Mapping[str, Use] | None = None,
+    alive: Mapping[str, int] | None = None,
+) -> str:
+    """Render the annotation: compact JSON, in the order given; `alive` is left out where it names nobody.
 
-    `{"version":1,"pods":{UID:{UUID:[CORES,BLOCKS],…},…},"resizes":{UID:NUMBER,…},"claims":{UID:{…},…}}`
+    `{"version":1,"pods":{UID:{UUID:[CORES,BLOCKS],…},…},"resizes":{UID:NUMBER,…},"claims":{UID:{…},…},"alive":{UID:NUMBER,…}}`
 
     Those for which it has no room any more are left out, and it says `"partial":true`: what is not named is not known.
     """
     rows: dict[str, list[str]] = {"pods": [], "claims": []}
-    numbers, size, parts, partial = {}, 80, 4, ""
+    beside: tuple[dict[str, int], dict[str, int]] = {}, {}
+    size, parts, partial = 90, 5, ""
     for kind, uses in (("pods", pods), ("claims", claims or {})):
         for uid, use in uses.items():
             cards = {uuid: list(amounts) for uuid, amounts in use.items()}
             row = f"{json.dumps(uid)}:{json.dumps(cards, separators=(',', ':'))}"
-            number = resizes.get(uid, 0) if kind == "pods" else 0
-            size += len(row) + 1 + (len(json.dumps(uid)) + len(str(number)) + 2 if number else 0)
+            said = [resizes.get(uid, 0), (alive or {}).get(uid, 0)] if kind == "pods" else []
+            size += len(row) + 1 + sum(len(json.dumps(uid)) + len(str(number)) + 2 for number in said if number)
             parts += 1 + len(cards)
             if size > _MOST_BYTES or parts > _MOST_PARTS:
                 partial = ',"partial":true'
                 break
             rows[kind].append(row)
-            if number:
-                numbers[uid] = number
-    said = json.dumps(numbers, separators=(",", ":"))
-    its, theirs = ",".join(rows["pods"]), ",".join(rows["claims"])
-    return f'{{"version":{VERSION},"pods":{{{its}}},"resizes":{said},"claims":{{{theirs}}}{partial}}}'
+            for numbers, number in zip(beside, said, strict=False):
+                if number:
+                    numbers[uid] = number
+    carried_out, living = (json.dumps(numbers, separators=(",", ":")) for numbers in beside)
+    its, theirs, news = ",".join(rows["pods"]), ",".join(rows["claims"]), f',"alive":{living}' if beside[1] else ""
+    return f'{{"version":{VERSION},"pods":{{{its}}},"resizes":{carried_out},"claims":{{{theirs}}}{news}{partial}}}'
 
 
 def decode(text: str) -> Report:
@@ -82,6 +92,7 @@ def decode(text: str) -> Report:
             _numbers(data["resizes"]) if "resizes" in data else None,
             _uses(data["claims"]) if "claims" in data else None,
             "claims" in data and not data.get("partial"),  # a manager that knew no claims said nothing of this either
+            _numbers(data.get("alive", {})),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInventory(
@@ -97,7 +108,7 @@ def _uses(data: Mapping[str, Mapping[str, Sequence[object]]]) -> dict[str, Use]:
 def _numbers(data: Mapping[str, object]) -> dict[str, int]:
     found = {uid: number for uid, number in data.items() if type(number) is int}
     if len(found) != len(data):
-        raise ValueError("the number of an answer must be a whole number")
+        raise ValueError("what is said of a pod beside what it has must be a whole number")
     return found
 
 
