@@ -390,7 +390,9 @@ class Claims:
         steps = tuple(wish.step for wish in wishes)
         asked = {claim.selectors for claim in waiting}
         models = self._accepted(asked.pop()) if len(asked) == 1 else CardFilter()
-        return Shape(steps, user.policy, models, cpu_milli=user.cpu_milli, memory_bytes=user.memory_bytes)
+        cpu, memory = user.cpu_milli, user.memory_bytes
+        parts = tuple(len(claim.wishes) for claim in waiting) if len(waiting) > 1 else ()
+        return Shape(steps, user.policy, models, cpu_milli=cpu, memory_bytes=memory, parts=parts)
 
     def _accepted(self, selectors: Sequence[str]) -> CardFilter:
         """Of the models that there are; one that there is not, where none is accepted."""

@@ -17,6 +17,7 @@ from scheduler_ext.state.shape import Shape
 from vcuda._native import ffi, lib
 from vcuda.spec.errors import Reason
 from vcuda.spec.request import Policy
+from vcuda.spec.units import CORES_PER_CARD
 
 _POLICIES = {
     Policy.FGD: lib.VC_FGD,
@@ -219,3 +220,19 @@ def peaks(shape: Shape, totals: Ints, picks: Ints) -> tuple[Ints, Ints]:
         if not step.init:
             phases.append((cores, blocks))
     return peak_cores, peak_blocks
+
+
+def whole(shape: Shape, cores: Ints, picks: Ints) -> Ints:
+    """1 per card, [k, cards], of which a pod with these peaks and picks has all cores; of claims, how many have."""
+    if not shape.parts:
+        return (cores >= CORES_PER_CARD).astype(np.int64)
+    found, first, rows, zero = np.zeros_like(cores), 0, np.arange(len(picks))[:, None], np.zeros_like(cores)
+    column = 0
+    for count in shape.parts:
+        own = zero.copy()
+        for step in shape.steps[first : first + count]:
+            own[rows, picks[:, column : column + step.cards]] += step.cores
+            column += step.cards
+        first += count
+        found += own >= CORES_PER_CARD
+    return found

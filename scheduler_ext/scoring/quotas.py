@@ -318,7 +318,7 @@ class Quotas:
             return closed, said
         there = rows[fitting]
         cores, blocks = placing.peaks(table.shape, cluster.total_blocks[there], table.picks[there])
-        amounts = np.stack((cores, blocks, (cores >= CORES_PER_CARD).astype(np.int64)))
+        amounts = np.stack((cores, blocks, placing.whole(table.shape, cores, table.picks[there])))
         for position, quota in enumerate(quotas):
             counts = cores > 0
             if quota.models:

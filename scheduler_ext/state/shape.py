@@ -30,7 +30,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """The key of a class of pods. Steps of app containers and sidecars come first, then those of init containers."""
+    """The key of a class of pods. Steps of app containers and sidecars come first, then those of init containers.
+
+    `parts`: of several claims, how many steps are of each; a quota counts for each by itself which cards are whole.
+    """
 
     steps: tuple[Step, ...]
     policy: Policy
@@ -39,6 +42,7 @@ class Shape:
     cpu_milli: int = 0
     memory_bytes: int = 0
     card_policy: Policy | None = None  # None: `policy` chooses the card too
+    parts: tuple[int, ...] = ()
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -51,6 +55,7 @@ class Shape:
                 self.cpu_milli,
                 self.memory_bytes,
                 self.card_policy,
+                self.parts,
             )
         )
 

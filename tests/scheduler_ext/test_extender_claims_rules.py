@@ -74,6 +74,39 @@ def test_claims_and_shares_count_together_in_either_direction() -> None:
     assert refusal(asks(engine, user("pd", "d")))[0] is ExtenderReason.QUOTA_EXCEEDED
 
 
+HALVES = [ask("s", 50, 2), ask("t", 50, 2)]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+@pytest.mark.parametrize("one_claim", [True, False])
+def test_a_quota_of_cards_counts_halves_before_they_are_given_as_it_does_afterwards(
+    limit: int, one_claim: bool
+) -> None:
+    """Two claims' halves of one card were refused as a card, and then held none: any number passed where one did."""
+    engine = engine_with(quotas=f"- {{namespace: default, cards: {limit}}}", nodes="a")
+    for name in "pq":
+        those = [claim(name, *HALVES)] if one_claim else [claim(f"{name}{at}", one) for at, one in enumerate(HALVES)]
+        for one in those:
+            engine.see_claim(one)
+        found = asks(engine, user(name, *(one["metadata"]["name"] for one in those)), "a")
+        passes = not one_claim or (limit == 1 and name == "p")
+        assert found is not None and (found.chosen == "a") == passes, name
+    held = engine.overview().quotas[0].held
+    assert held == ((100, 4, 1) if one_claim and limit else (0, 0, 0) if one_claim else (200, 8, 0))
+
+
+def test_a_whole_card_beside_half_of_another_is_one_of_a_quota_whichever_claims_they_are_of() -> None:
+    engine = engine_with(quotas="- {namespace: default, cards: 1}", nodes="a")
+    engine.see_claim(claim("x", ask("s", 50, 2)))
+    engine.see_claim(claim("y", ask("s", None, None)))
+    assert (found := asks(engine, user("p", "x", "y"), "a")) is not None and found.chosen == "a"
+    assert engine.overview().quotas[0].held[2] == 1
+    engine = engine_with(quotas="- {namespace: default, cards: 0}", nodes="a")
+    engine.see_claim(claim("x", ask("s", 50, 2)))
+    engine.see_claim(claim("y", ask("s", None, None)))
+    assert refusal(asks(engine, user("p", "x", "y"), "a"))[0] is ExtenderReason.QUOTA_EXCEEDED
+
+
 def test_a_quota_on_models_counts_claims_on_such_cards_and_follows_new_slices() -> None:
     quota = "- {namespace: default, models: [A100], cores: 60}"
     engine = engine_with(quotas=quota)
