@@ -205,19 +205,23 @@ class GangPlaces:
     def resting(self, uid: str) -> PlannedRefusal | None:
         """What must do instead of a search, where the gangs of a member's namespace took too long of late."""
         gang = self._cache.gangs.of(uid)
-        if gang is None or not self._time.rest(gang.namespace):
+        if gang is None or self._time.may(gang.namespace, gang.name, new=gang.planned is None):
             return None
         message = f"{gang} needs {gang.size} places at once, and was not planned yet"
-        return PlannedRefusal(self._time.told(gang.namespace, message if gang.refused is None else gang.refused[1]))
+        if gang.refused is not None:
+            message = gang.refused[1]
+        return PlannedRefusal(self._time.told(gang.namespace, gang.name, message, gang.planned))
 
     def planned(
         self, uid: str, known: Asked, outlook: Outlook, clock: int, found: Found, seconds: float
     ) -> Plan | PlannedRefusal | None:
         """What a search on an outlook, that took so long, has come to. A refusal is remembered for all members."""
         gang = self._cache.gangs.of(uid)
-        self._time.spend(outlook.namespace, seconds)
         if gang is None:
+            self._time.spend(outlook.namespace, "", seconds, new=False)
             return None
+        self._time.spend(outlook.namespace, gang.name, seconds, new=gang.planned is None)
+        gang.planned = self._cache.clock()
         places = found.places
         short = len(outlook.wishes) - len(places)
         if short:
@@ -418,6 +422,9 @@ class GangPlaces:
     def _reserved(self, gang: Gang, *, anew: bool) -> None:
         if anew:
             self._cache.metrics.gangs.labels("reserved").inc()
+            self._time.leave(gang.namespace, gang.name)
+            for uid in gang.members:
+                self._cache.unschedulable.call(uid)  # its place is there
         if gang.until is None or gang.over:
             gang.until, gang.over = self._cache.clock() + self._cache.gang_seconds, False
         if not gang.places:
@@ -485,6 +492,7 @@ class GangPlaces:
     def lose_member(self, uid: str) -> None:
         gang = self._cache.gangs.leave(uid)
         if gang is not None:
+            self._time.leave(gang.namespace, gang.name)
             self._dissolve(gang)
 
     def _dissolve(self, gang: Gang) -> None:
@@ -498,8 +506,7 @@ class GangPlaces:
         A member that is being bound keeps its place; if that fails it is released, too. Returns how many gangs.
         """
         cache, lapsed = self._cache, 0
-        if self._time.over():
-            cache.unschedulable.free()
+        self._give_turns()
         for gang in [gang for gang in cache.gangs if gang.until is not None and gang.until < cache.clock()]:
             # What has failed without a known end may still be carried out for a while.
             sent = cache.clock() - cache.late_seconds
@@ -518,6 +525,17 @@ class GangPlaces:
             self.lose_member(uid)
         cache.metrics.gangs.labels("lapsed").inc(lapsed)
         return lapsed
+
+    def _give_turns(self) -> None:
+        """One member of each gang whose turn it is to be planned is woken; the others once there are places."""
+        turns, late = self._time.turns()
+        if late:
+            self._cache.unschedulable.free()
+        for namespace, name in turns:
+            gang = self._cache.gangs.named(namespace, name)
+            refused = (uid for uid in gang.members if uid in self._cache.unschedulable) if gang is not None else ()
+            if (uid := next(iter(refused), None)) is not None:
+                self._cache.unschedulable.call(uid)
 
     def in_waiting_gang(self, uid: str) -> bool:
         """Whether a member's place, until it is bound, ends with its gang's deadline rather than on its own."""

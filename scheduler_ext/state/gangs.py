@@ -55,7 +55,8 @@ class Gang:
     """`places`: shapes of reserved places by their UID in the pods. `until`: monotonic deadline of what is not bound.
 
     `over`: it has passed, and what is left may be being written. `lapsed`: it has passed once; nothing is reserved
-    again before all members exist. `refused`: what did not fit when it was planned last, and what was said.
+    again before all members exist. `refused`: what did not fit when it was planned last, and what was said. `planned`:
+    monotonic seconds of then; None: it never was.
     """
 
     namespace: str
@@ -66,6 +67,7 @@ class Gang:
     over: bool = False
     lapsed: bool = False
     refused: tuple[object, str] | None = None
+    planned: float | None = None
 
     @property
     def size(self) -> int:
@@ -130,6 +132,9 @@ class Gangs:
         member.shape, member.size = shape, wanted.size
         member.shown |= shown
         return gang
+
+    def named(self, namespace: str, name: str) -> Gang | None:
+        return self._gangs.get((namespace, name))
 
     def of(self, uid: str) -> Gang | None:
         return self._of.get(uid)

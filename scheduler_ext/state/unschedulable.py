@@ -99,6 +99,7 @@ class UnschedulablePods:
         self._woken: collections.OrderedDict[str, _Woken] = collections.OrderedDict()
         self._fits: dict[str, float] = {}  # since when those that rest have been seen to fit
         self._freed = math.inf  # since when something is free that no API object shows
+        self._called: dict[str, None] = {}  # to be woken first, and without a rest
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._pods
@@ -118,6 +119,7 @@ class UnschedulablePods:
     def _forget(self, uid: str) -> None:
         one = self._pods.pop(uid, None)
         self._fits.pop(uid, None)
+        self._called.pop(uid, None)
         if one is not None:
             self._in_namespace[one.namespace] -= 1
             if not self._in_namespace[one.namespace]:
@@ -134,12 +136,20 @@ class UnschedulablePods:
         """Something is free, or allowed, by what kube-scheduler may not see."""
         self._freed = min(self._freed, self._clock())
 
+    def call(self, uid: str) -> None:
+        """It is this one's turn: it is woken first if it would fit, however lately it was before."""
+        if uid in self._pods:
+            self._called[uid] = None
+
     def due(self) -> list[Unschedulable]:
         """Who may be woken by now if what it needs is there: one of each namespace in turn, the oldest of it first."""
         now = self._clock()
         room = self._freed + REST <= now
-        found, fresh = list[Unschedulable](), False
+        called = [self._pods[uid] for uid in self._called]
+        found, fresh = [one for one in called if one.since + REST <= now], False
         for one in self._pods.values():
+            if one.uid in self._called:
+                continue
             if one.needs is not Needs.ROOM or room:
                 if one.since + REST <= now:
                     found.append(one)
@@ -155,7 +165,7 @@ class UnschedulablePods:
 
     def rests(self, uid: str) -> bool:
         """Whether it was woken too lately to be woken again."""
-        return uid in self._woken and self._woken[uid].until > self._clock()
+        return uid in self._woken and uid not in self._called and self._woken[uid].until > self._clock()
 
     def stays(self, one: Unschedulable) -> bool:
         """It fits: whether it has for so long that its rest is over; it is not for one whose place was gone again."""
@@ -164,6 +174,7 @@ class UnschedulablePods:
 
     def fits_no_more(self, one: Unschedulable) -> None:
         self._fits.pop(one.uid, None)
+        self._called.pop(one.uid, None)
 
     def current(self, one: Unschedulable) -> bool:
         return self._pods.get(one.uid) is one

@@ -159,8 +159,96 @@ def test_who_was_told_to_wait_is_woken_when_the_time_is_over() -> None:
     clock.now += 11
     engine.expire()
     clock.now += 2
-    assert {one.name for one in engine.to_wake(16)} == {"m0", "m1"}
-    assert asked(engine, gang[1]) == ""
+    (first,) = engine.to_wake(16)
+    assert asked(engine, next(one for one in gang if one["metadata"]["name"] == first.name)) == ""
+    clock.now += 2
+    assert [first.name, *(one.name for one in engine.to_wake(16))] == ["m0", "m1"]
+
+
+def gang_of(name: str, count: int) -> list[dict[str, Any]]:
+    """As `members`, under other names."""
+    found = members(count)
+    for one in found:
+        metadata = one["metadata"]
+        metadata["name"] = metadata["uid"] = f"{name}-{metadata['name']}"
+        metadata["annotations"] = {NAMES.gang: f"{name}/{count}"}
+    return found
+
+
+def changed(engine: Engine, number: int) -> None:
+    """Something that all refusals depend on."""
+    engine.lose_pod("changes")
+    engine.see_pod(holding("changes", "n0", "GPU-n0-1", cores=1 + number % 10))
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_new_gang_that_fits_waits_for_none_that_do_not() -> None:
+    """They were planned again and again, and it had to be asked first when the time was over."""
+    engine, clock = made()
+    gangs = [gang_of(f"large{at}", 30) for at in range(4)]
+    for one in itertools.chain(*gangs):
+        engine.see_pod(one)
+    for gang in gangs:
+        assert "planned again" not in asked(engine, gang[0])
+        clock.now += 200
+    changed(engine, 1)
+    said = [asked(engine, gang[1]) for gang in gangs]
+    assert ["planned again" in one for one in said] == [False, True, True, True]
+    again = gang_of("fits", 20)
+    for one in again:
+        engine.see_pod(one)
+    assert asked(engine, again[0]) == ""
+
+
+@pytest.mark.usefixtures("slow")
+def test_of_a_namespaces_gangs_the_longest_unplanned_is_planned_first_whoever_asks_first() -> None:
+    """Those that don't fit were planned each time the time was over, and the last one never."""
+    engine, clock = made()
+    engine.see_pod(holding("x", "n0", "GPU-n0-0", cores=100))
+    gangs = [*(gang_of(f"large{at}", 30) for at in range(3)), gang_of("fits", 24)]
+    for one in itertools.chain(*gangs):
+        engine.see_pod(one)
+    for gang in gangs:
+        assert "planned again" not in asked(engine, gang[0])
+        clock.now += 200
+    engine.lose_pod("x")
+    for seconds in range(400):
+        changed(engine, seconds)
+        engine.expire()
+        by_name = {one["metadata"]["name"]: one for gang in gangs for one in gang}
+        woken = [by_name[one.name] for one in engine.to_wake(16)]
+        # What it moves by other events it asks about in an order of its own.
+        others = [gang[seconds % 20] for gang in gangs] if seconds % 5 == 0 else []
+        if any(asked(engine, one) == "" for one in [*others, *woken]):
+            break
+        clock.now += 1
+    assert seconds <= 180, "as long as three searches of the others take"
+    clock.now += 3
+    assert {one.name.partition("-")[0] for one in engine.to_wake(16)} >= {"fits"}, "who was refused before is woken"
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_gang_that_does_not_come_in_its_turn_keeps_the_others_for_seconds() -> None:
+    engine, clock = made()
+    engine.see_pod(holding("x", "n0", "GPU-n0-0", cores=100))
+    gangs = [gang_of("gone", 24), gang_of("here", 24), gang_of("last", 24)]
+    for one in itertools.chain(*gangs):
+        engine.see_pod(one)
+    for gang in gangs:
+        asked(engine, gang[0])
+        clock.now += 200
+    asked(engine, gangs[-1][0])
+    changed(engine, 0)
+    asked(engine, gangs[-1][0])
+    engine.lose_pod("x")
+    assert "after 1 that" not in asked(engine, gangs[0][1])
+    assert "after 1 that" in asked(engine, gangs[1][1])
+    clock.now += 200
+    engine.expire()
+    assert "after 1 that" in asked(engine, gangs[1][2])
+    clock.now += 11
+    engine.expire()
+    assert asked(engine, gangs[1][3]) == ""
 
 
 @pytest.mark.usefixtures("slow")
