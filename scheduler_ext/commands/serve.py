@@ -20,7 +20,6 @@ from scheduler_ext.settings import MIB, Settings
 from scheduler_ext.state import history
 from scheduler_ext.sync import events, feed, resizes, templates
 from scheduler_ext.sync.api import ApiServer
-from scheduler_ext.sync.backoff import Backoff
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
 from scheduler_ext.sync.followers import Followers
@@ -195,7 +194,6 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("history").inc,
             pause=history.SECONDS,
         )
-        self._template_backoff = Backoff(engine.metrics.worker_failures.labels("templates").inc)
         self._template_lanes = Lanes(engine.metrics.worker_failures.labels("templates").inc, may=self._leads)
         self._templates = Worker(
             "templates",
@@ -245,7 +243,7 @@ class _Replica:
 
     def _keep_templates(self) -> None:
         if self._standby_reason() is None:
-            templates.keep(self._api, self._engine, self._template_backoff, self._template_lanes)
+            templates.keep(self._api, self._engine, self._template_lanes)
 
     def _wake(self) -> None:
         self._engine.read_late()

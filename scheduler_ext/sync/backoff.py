@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable
 from typing import NamedTuple
 
-from vcuda.kube.errors import ApiError, KubeError
+from vcuda.kube.errors import KubeError
 
-_log = logging.getLogger(__name__)
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 30.0
 _MOST_KEPT = 8192
@@ -27,12 +25,10 @@ class _Wait(NamedTuple):
 
 
 class Backoff:
-    """Says which thing may be tried now. `failed` is told of every refusal, for a metric. Thread-safe."""
+    """Says which thing may be tried now. Thread-safe."""
 
-    def __init__(
-        self, failed: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._failed, self._clock = failed, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._waits: dict[Hashable, _Wait] = {}
         self._lock = threading.Lock()
 
@@ -57,24 +53,21 @@ class Backoff:
         with self._lock:
             return [key for key, wait in self._waits.items() if wait.until > now]
 
+    def known(self) -> list[Hashable]:
+        """What was refused the last time, due or not."""
+        with self._lock:
+            return list(self._waits)
+
     def forget(self, key: Hashable) -> None:
         """It was taken."""
         with self._lock:
             self._waits.pop(key, None)
 
-    def note(self, key: Hashable, what: str, error: KubeError) -> None:
+    def rest(self, key: Hashable, error: KubeError) -> float:
         """It was not taken: the next time is longer and longer away, up to 300 s if the server says it may not be.
 
-        Raises `error` if no answer came: then the others would not get one, either.
+        Returns after how many seconds; somebody else tells of it.
         """
-        seconds = self.rest(key, error)
-        if not isinstance(error, ApiError):
-            raise error
-        _log.warning("%s was not taken: %s; trying again in %.1f s", what, error, seconds)
-        self._failed()
-
-    def rest(self, key: Hashable, error: KubeError) -> float:
-        """It was not taken, which somebody else tells: after how many seconds it may be tried again."""
         passing = error.status is None or error.status == _ASKED_OFTEN or error.status >= _SERVER_FAILED
         longest = _LONGEST_WAIT if passing else _LONGEST_REFUSED
         with self._lock:

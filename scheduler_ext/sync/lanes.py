@@ -1,6 +1,6 @@
-"""Writes side by side, a namespace each: one whose writes are refused, or not answered, delays its own and no other's.
+"""Writes side by side, a namespace each: one whose writes are slow, refused or not answered delays no other's.
 
-Whoever may say what is allowed in one namespace (a webhook, a quota) can have its writes refused or hang for ever.
+Whoever may say what is allowed in one namespace (a webhook, a quota) can have its writes refused, or hang for ever.
 """
 
 from __future__ import annotations
@@ -15,12 +15,22 @@ from scheduler_ext.sync.backoff import Backoff
 from vcuda.kube.errors import ApiError, KubeError
 
 _log = logging.getLogger(__name__)
-_MOST = 16  # namespaces at a time; of those that failed the last time half as many
+_MOST = 16  # namespaces at a time, whose writes take no longer than usual; and as many of those known for others
+_USUAL_SECONDS = 1.0  # that a write takes; what takes longer holds up nobody from then on
+_MOST_WRITES = 128  # under way, with those that take longer than that for the first time: each is a thread
+_MOST_SLOW = 4096  # namespaces that are known for slow writes; beyond that the oldest counts as usual
 _IN_A_ROW = 3  # refusals of a namespace, of different things, before the rest of it waits
 
 
 def _nothing() -> None:
     """Nobody minds."""
+
+
+class _Lane(NamedTuple):
+    """A namespace's write under way. `behind`: its last one was slow, or not taken. `since`: on our clock."""
+
+    behind: bool
+    since: float
 
 
 class Task(NamedTuple):
@@ -54,17 +64,30 @@ class Lanes:
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] = in_thread,
     ) -> None:
-        self._failed, self._may, self._quiet, self._start = failed, may, quiet, start
+        self._failed, self._may, self._quiet, self._start, self._clock = failed, may, quiet, start, clock
         self._lock = threading.Lock()
         self._things = Backoff(clock=clock)
         self._namespaces = Backoff(clock=clock)
-        self._running: dict[str, bool] = {}  # namespaces, and whether they failed the last time
+        self._running: dict[str, _Lane] = {}
+        self._slow: dict[str, None] = {}  # namespaces whose last write took longer than usual, the longest ago first
         self._defect: Exception | None = None
 
     def closed(self) -> Collection[str]:
         """Namespaces of which nothing would be begun now."""
         with self._lock:
-            return {*self._running, *map(str, self._namespaces.waiting())}
+            found = {*self._running, *map(str, self._namespaces.waiting())}
+            return found.union(self._slow, map(str, self._namespaces.known())) if self._full(behind=True) else found
+
+    def _behind(self, namespace: str) -> bool:
+        return namespace in self._slow or self._namespaces.times(namespace) > 0
+
+    def _full(self, *, behind: bool) -> bool:
+        """Whether no lane is free for a namespace whose last write was slow or not taken; or for any other one."""
+        lanes, now = self._running.values(), self._clock()
+        if behind:
+            return sum(lane.behind for lane in lanes) >= _MOST
+        soon = sum(not lane.behind and now - lane.since < _USUAL_SECONDS for lane in lanes)
+        return soon >= _MOST or len(lanes) >= _MOST_WRITES
 
     def keep(self, keys: Collection[Hashable]) -> None:
         """Only these are still to be written: forget the pauses of all others."""
@@ -72,7 +95,7 @@ class Lanes:
             self._things.keep(keys)
 
     def offer(self, tasks: Sequence[Task]) -> None:
-        """Begin what may begin: where the last time went well first, and of a namespace what failed least first.
+        """Begin what may begin: who had no trouble the last time first, and of a namespace what failed least first.
 
         Raises what an earlier write raised that is no KubeError: a defect.
         """
@@ -94,13 +117,13 @@ class Lanes:
                 by_namespace.setdefault(task.namespace, []).append(task)
             else:
                 left.append(task)
-        for namespace in sorted(by_namespace, key=self._namespaces.times):
-            mine, failed = by_namespace[namespace], self._namespaces.times(namespace) > 0
-            full = len(self._running) >= _MOST or (failed and sum(self._running.values()) >= _MOST // 2)
-            if namespace in self._running or full:
+        order = {namespace: number for number, namespace in enumerate(self._slow, 1)}
+        for namespace in sorted(by_namespace, key=lambda one: (self._namespaces.times(one), order.get(one, 0))):
+            mine, behind = by_namespace[namespace], self._behind(namespace)
+            if namespace in self._running or self._full(behind=behind):
                 left += mine
             else:
-                self._running[namespace] = failed
+                self._running[namespace] = _Lane(behind, self._clock())
                 begun[namespace] = sorted(mine, key=lambda task: self._things.times(task.key))
         return left, begun
 
@@ -111,20 +134,25 @@ class Lanes:
                 if not self._may():
                     break
                 done += 1
+                with self._lock:
+                    self._running[namespace] = self._running[namespace]._replace(since=self._clock())
                 try:
                     task.write()
                 except KubeError as error:
                     refused += 1
                     self._refused(task, error)
+                    slow = self._took_long(namespace)
                     if refused >= _IN_A_ROW or not isinstance(error, ApiError):
                         with self._lock:
                             self._namespaces.rest(namespace, error)
                         break
                 else:
-                    refused = 0
+                    refused, slow = 0, self._took_long(namespace)
                     with self._lock:
                         self._things.forget(task.key)
                         self._namespaces.forget(namespace)
+                if slow:  # others that are, too, have their turns
+                    break
         except Exception as error:  # noqa: BLE001 - it is told by `offer`, in a thread whose failures are seen
             self._defect = error
         finally:
@@ -132,6 +160,17 @@ class Lanes:
                 task.left()
             with self._lock:
                 del self._running[namespace]
+
+    def _took_long(self, namespace: str) -> bool:
+        """Remember whether a write that is over took longer than usual, which the next ones may, too."""
+        with self._lock:
+            self._slow.pop(namespace, None)
+            slow = self._clock() - self._running[namespace].since > _USUAL_SECONDS
+            if slow:
+                self._slow[namespace] = None
+                if len(self._slow) > _MOST_SLOW:
+                    del self._slow[next(iter(self._slow))]
+        return slow
 
     def _refused(self, task: Task, error: KubeError) -> None:
         with self._lock:

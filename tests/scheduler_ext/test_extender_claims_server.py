@@ -12,7 +12,6 @@ from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.http import app
 from scheduler_ext.sync import templates
 from scheduler_ext.sync.api import ApiServer
-from scheduler_ext.sync.backoff import Backoff
 from scheduler_ext.sync.lanes import Lanes
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_claims import allocated, claim, node_slices, user
@@ -115,8 +114,8 @@ def test_what_the_watch_shows_is_booked_and_goes(api: FakeApi, extender: Running
     eventually(lambda: allocated_claims() == 0)
 
 
-def inline() -> Lanes:
-    return Lanes(start=lambda work: work())
+def inline(failed: Callable[[], object] = lambda: None, clock: Callable[[], float] = lambda: 0.0) -> Lanes:
+    return Lanes(failed, clock=clock, start=lambda work: work())
 
 
 def names_template(name: str, template: str = NAME) -> dict[str, Any]:
@@ -133,8 +132,8 @@ def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
     api.put("pods", names_template("p"))
     eventually(extender.engine.missing_templates)
-    templates.keep(server, extender.engine, Backoff(), inline())
-    templates.keep(server, extender.engine, Backoff(), inline())
+    templates.keep(server, extender.engine, inline())
+    templates.keep(server, extender.engine, inline())
     made = api.find("resourceclaimtemplates", f"default/{NAME}")
     assert made["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["cores"] == "30"
     api.remove("pods", "default/p")
@@ -144,7 +143,7 @@ def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
     now[0] += 599
     assert extender.engine.unused_templates() == []
     now[0] += 2
-    templates.keep(server, extender.engine, Backoff(), inline())
+    templates.keep(server, extender.engine, inline())
     assert not api.store("resourceclaimtemplates").list(None)
 
 
@@ -189,38 +188,38 @@ def test_a_namespace_that_takes_no_template_delays_no_other(
 ) -> None:
     engine, now, failures = start(claims=True).engine, [0.0], []
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
-    backoff, lanes = Backoff(lambda: failures.append(now[0]), lambda: now[0]), inline()
+    lanes = inline(lambda: failures.append(now[0]), lambda: now[0])
     tried = refusing(api, "dead", status)
     pods = [names_template(f"p{number}", f"vcuda-30c-{number + 1}m") for number in range(3)]
     for pod in pods:
         pod["metadata"]["namespace"] = "dead"
         engine.see_pod(pod)
     engine.see_pod(names_template("q"))
-    templates.keep(server, engine, backoff, lanes)
-    assert api.find("resourceclaimtemplates", f"default/{NAME}") and len(tried) == 1
-    for _ in range(5):  # each of its names for itself
-        templates.keep(server, engine, backoff, lanes)
+    templates.keep(server, engine, lanes)
+    assert api.find("resourceclaimtemplates", f"default/{NAME}")
+    for _ in range(5):  # its pause is not over
+        templates.keep(server, engine, lanes)
     assert len(tried) == 3 == len({*tried}) == len(failures)
     for _ in range(3600):
         now[0] += 1.0
-        templates.keep(server, engine, backoff, lanes)
-    assert len(tried) <= 3 * (3600 / (15 if status == 500 else 150) + 10)
+        templates.keep(server, engine, lanes)
+    # Each of its names has a pause of its own, which grows; and three in a row that are refused are one for all.
+    assert 3 * 10 <= len(tried) == len(failures) <= 3 * (3600 / (15 if status == 500 else 150) + 10)
     for pod in pods:
         engine.lose_pod(pod["metadata"]["uid"])
-    templates.keep(server, engine, backoff, lanes)
-    assert not backoff._waits
+    templates.keep(server, engine, lanes)
+    assert not lanes._things._waits
 
 
 def test_a_template_that_got_no_answer_is_not_the_next_one_tried(
     api: FakeApi, start: Callable[..., Running], tmp_path: Any
 ) -> None:
     engine = start(claims=True).engine
-    server, backoff = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3), Backoff(clock=lambda: 0.0)
-    lanes = inline()
+    server, lanes = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3), inline()
     refusing(api, "slow", 0)
     pod = names_template("p")
     pod["metadata"]["namespace"] = "slow"
     engine.see_pod(pod)
     engine.see_pod(names_template("q"))
-    templates.keep(server, engine, backoff, lanes)
+    templates.keep(server, engine, lanes)
     assert api.find("resourceclaimtemplates", f"default/{NAME}")

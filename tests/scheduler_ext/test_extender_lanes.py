@@ -71,6 +71,27 @@ def test_a_namespace_whose_pods_can_not_be_woken_delays_no_other(api: FakeApi, t
         served.stop()
 
 
+def test_sixty_namespaces_whose_pods_can_not_be_woken_delay_another_by_seconds(api: FakeApi, tmp_path: Path) -> None:
+    """It was 33 to 45 s: each hung for ten, and sixteen at a time."""
+    names = [*(f"bad{number}" for number in range(60)), "good"]
+    limits = "".join(f"- {{namespace: {one}, cores: 0}}\n" for one in names)
+    quota = {"metadata": {"namespace": "default", "name": "q"}, "data": {"quotas": limits}}
+    api.put("configmaps", quota)
+    api.hook = lambda one: Fault(late_s=60.0) if one.method == "PATCH" and "/namespaces/bad" in one.path else None
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--quotas", "default/q")
+    try:
+        with httpx.Client(base_url=served.url, timeout=20) as client:
+            eventually(lambda: client.get("/readyz").status_code == 200)
+            for namespace in names:
+                api.put("pods", of(namespace, pod("p", 10, 1)))
+                body = {"Pod": api.find("pods", f"{namespace}/p"), "NodeNames": ["a"]}
+                assert not client.post("/scheduler/filter", json=body).json()["NodeNames"]
+            api.put("configmaps", quota | {"data": {"quotas": "[]"}})
+            eventually(lambda: NAMES.retry in api.find("pods", "good/p")["metadata"].get("annotations", {}), 10)
+    finally:
+        served.stop()
+
+
 @pytest.mark.parametrize("fault", REFUSALS, ids=IDS)
 def test_a_namespace_whose_resizes_can_not_be_answered_delays_no_other(
     api: FakeApi, tmp_path: Path, fault: Fault
@@ -172,6 +193,80 @@ def test_namespaces_that_hang_never_take_all_lanes_again() -> None:
     lanes.offer([Task("good", "good", "", partial(write, "good"))])
     eventually(lambda: began["good"] == 1)
     hang.set()
+
+
+def begun(lanes: Lanes, clock: Clock, tasks: list[Task]) -> float:
+    """Seconds until the last one's write is under way, where all are offered each second."""
+    before = clock.now
+    while True:
+        lanes.offer(tasks)
+        if tasks[-1].namespace in lanes._running:
+            return clock.now - before
+        clock.now += 1
+        assert clock.now - before < 60
+
+
+@pytest.mark.parametrize("many", [60, 100])
+def test_namespaces_that_hang_for_the_first_time_delay_another_ones_write_by_seconds(many: int) -> None:
+    """Sixteen at a time, ten seconds each: it was 33 to 45 s with sixty."""
+    calls, clock, hanging = Calls(), Clock(), list[Callable[[], None]]()
+    lanes = Lanes(clock=clock, start=hanging.append)
+    tasks = [calls.task(f"n{number}", str(number)) for number in range(many)]
+    assert begun(lanes, clock, [*tasks, calls.task("good", "good")]) <= many / 16
+    calls.bad = {str(number): ApiUnreachable("silent") for number in range(many)}
+    for work in hanging:
+        work()
+    clock.now += 60
+    hanging.clear()
+    tasks = [calls.task(f"n{number}", f"{number} again") for number in range(many)]
+    assert begun(lanes, clock, [*tasks, calls.task("new", "new")]) == 0
+    clock.now += 5
+    lanes.offer(tasks)
+    assert len(hanging) == 16 + 1 and {one.namespace for one in tasks} <= set(lanes.closed())
+
+
+def test_slow_writes_that_are_taken_are_put_behind_and_take_turns() -> None:
+    calls, clock, hanging = Calls(), Clock(), list[Callable[[], None]]()
+
+    def slow(key: str) -> Callable[[], None]:
+        def write() -> None:
+            calls.tried.append(key)
+            clock.now += 4
+
+        return write
+
+    lanes = inline(clock)
+    tasks = [Task(f"n{number}", (number, at), "", slow(f"{number}/{at}")) for number in range(3) for at in range(2)]
+    lanes.offer(tasks)
+    assert calls.take() == ["0/0", "1/0", "2/0"]
+    lanes.offer([*tasks[2:], *tasks[:2], calls.task("good", "good")])
+    assert calls.take() == ["good", "0/0", "1/0", "2/0"]
+    lanes = Lanes(clock=clock, start=lambda work: hanging.append(work) if calls.tried else work())
+    calls.tried.clear()
+    for number in range(30):
+        lanes.offer([Task(f"n{number}", number, "", slow(str(number)))])
+        calls.tried.clear()
+    calls.tried.append("from now on all hang")
+    everything = [Task(f"n{number}", number, "", slow(str(number))) for number in range(30)]
+    for _ in range(5):
+        lanes.offer(everything)
+        clock.now += 2
+    assert len(hanging) == 16, "and leave room for others"
+    lanes.offer([calls.task("good", "good")])
+    assert len(hanging) == 17
+
+
+def test_a_write_that_is_fast_again_is_put_behind_no_more() -> None:
+    calls, clock = Calls(), Clock()
+    lanes = inline(clock)
+
+    def write() -> None:
+        clock.now += 4
+
+    lanes.offer([Task("n", "n", "", write)])
+    assert lanes._behind("n")
+    lanes.offer([calls.task("n", "n")])
+    assert not lanes._behind("n") and not lanes.closed()
 
 
 def test_nothing_is_written_once_another_leads_and_a_defect_is_told() -> None:
