@@ -1175,7 +1175,35 @@ static unsigned times_marked(uint64_t way, unsigned seconds)
 static void test_samples_learn_how_long_launches_are_on_their_way(void)
 {
     CHECK(times_marked(0, 60) == 0 && times_marked(4200, 60) == 0);
-    CHECK(times_marked(10 * US, 60) == 1 && times_marked(14 * US, 60) == 1);
+    CHECK(times_marked(10 * US, 60) == 0 && times_marked(14 * US, 60) == 0); /* whoever launches so much is measured before */
+}
+
+/* A launch every 10 us is charged 1 us, and hides `hidden` ns where it is not marked: what of a minute is charged to nobody, after its first second. */
+static int64_t hidden_by_launches(uint64_t hidden)
+{
+    struct vc_samples samples = {0};
+    uint64_t dice = 88172645463325252u, now = T;
+    int64_t account = 0, had = 0;
+    vc_samples_mark_until(&samples, T, T + 250 * MS);
+    while (now < T + 60000 * MS) {
+        dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
+        uint64_t passed = MS / 2 + dice % MS, each = 1 * US + hidden;
+        now += passed;
+        uint64_t marked = now < samples.all_until_ns ? each : 1 * US;
+        had += now < T + 1000 * MS ? 0 : (int64_t)(passed / (10 * US) * (each - marked));
+        account += (int64_t)(passed * marked / (10 * US));
+        struct vc_sample sample = {.now_ns = now, .charged_ns = account, .launches = now / (10 * US), .rate_ppm = 100000, .clear = true};
+        sample.busy = (dice >> 32) % (10 * US) < each;
+        had -= (int64_t)vc_samples_add(&samples, NULL, &sample);
+    }
+    return had;
+}
+
+static void test_little_is_hidden_in_the_way_of_many_launches_to_the_card(void)
+{
+    CHECK(hidden_by_launches(4 * US) < 59 * 10 * (int64_t)MS); /* a point */
+    CHECK(hidden_by_launches(1 * US) < 59 * 10 * (int64_t)MS);
+    CHECK(hidden_by_launches(0) > -100 * (int64_t)MS);
 }
 
 static uint64_t throw(uint64_t *dice)
@@ -1300,6 +1328,7 @@ int main(void)
 {
     test_samples_find_what_is_not_charged_and_nothing_else();
     test_samples_learn_how_long_launches_are_on_their_way();
+    test_little_is_hidden_in_the_way_of_many_launches_to_the_card();
     test_requests_with_long_pauses_between_are_not_seen_twice();
     test_what_processes_that_end_soon_were_not_charged_adds_up();
     test_processes_that_have_the_card_at_the_same_time_are_seen_once();

@@ -19,6 +19,8 @@ static const uint64_t LONGEST_NS = 10000000;
 static const uint64_t LEAST_FOR_NS = 2000000000, MOST_FOR_NS = 64000000000;
 /* An H100 needed 4.2 us, in another hour 22.8. */
 static const uint64_t USUAL_LAUNCH_NS = 5000, MOST_LAUNCH_NS = 25000;
+/* So much may pass for launches on their way that nobody knows to take that long, and of a second such a part besides. */
+static const uint64_t DOUBTFUL_NS = 30000000, DOUBTFUL_PARTS = 32;
 static const uint64_t MOST_DUE_NS = 1000000000;
 enum { DRIFT_PARTS = 128 }; /* of the time that passes: chance alone never adds up */
 
@@ -39,12 +41,23 @@ static int64_t scatter_ns(uint64_t samples)
     return (int64_t)(root * VC_SAMPLE_NS * 11 / 10);
 }
 
-/* Where everything is marked, what is seen beyond what is charged is the way of launches to the card: it takes what the card, its bus and its host make of it. */
+static uint64_t launch_of(const struct vc_samples *samples)
+{
+    return samples->launches_learnt ? samples->launch_ns : USUAL_LAUNCH_NS;
+}
+
+/* Where everything is marked, what is seen beyond what is charged is the way of launches to the card: it takes what the card, its bus and its host make of it, and
+ * nothing where work is queued before. Between what it surely is and what it can be it stays what it was taken to be. */
 static void learn_launch(struct vc_samples *samples)
 {
-    int64_t surely = samples->excess_ns - scatter_ns(samples->all_samples);
-    if (samples->all_launches != 0)
-        samples->launch_ns = surely > 0 ? vc_earlier((uint64_t)surely * 5 / 4 / samples->all_launches, MOST_LAUNCH_NS) : VC_SAMPLE_LAUNCH_NS;
+    if (samples->all_launches != 0) {
+        uint64_t seen = samples->excess_ns > 0 ? (uint64_t)samples->excess_ns : 0, off = scatter_ns(samples->all_samples);
+        uint64_t least = vc_earlier(grown(off, seen) * 5 / 4 / samples->all_launches, MOST_LAUNCH_NS);
+        uint64_t most = (seen + off / 2) * 5 / 4 / samples->all_launches;
+        samples->launch_ns = vc_later(least, vc_earlier(most, launch_of(samples)));
+        samples->launches_learnt = true;
+        samples->known_ns = vc_earlier(seen / samples->all_launches, samples->launch_ns);
+    }
     samples->excess_ns = 0;
     samples->all_launches = samples->all_samples = 0;
 }
@@ -91,6 +104,17 @@ static void mark_for_longer(struct vc_samples *samples, uint64_t now_ns)
     vc_samples_mark_until(samples, now_ns, now_ns + (again ? vc_later(2 * samples->all_for_ns, LEAST_FOR_NS) : LEAST_FOR_NS));
 }
 
+/* Whoever launches so much that it could hide something there is measured until that is known. */
+static void doubt_launches(struct vc_samples *samples, uint64_t now_ns, uint64_t launches, uint64_t whole_ns)
+{
+    samples->doubtful_ns += launches * (launch_of(samples) - samples->known_ns);
+    samples->doubtful_ns -= vc_earlier(whole_ns / DOUBTFUL_PARTS, samples->doubtful_ns);
+    if (samples->doubtful_ns < DOUBTFUL_NS)
+        return;
+    samples->doubtful_ns = 0;
+    vc_samples_mark_until(samples, now_ns, now_ns + LEAST_FOR_NS);
+}
+
 /* While others wait, most of what is not charged is seen once its lease is over, in theirs. Within its own the card is busy when that was not predicted, or it is not: where
  * estimates are right, as often. */
 static void look_for_late(struct vc_samples *samples, const struct vc_sample *sample, uint64_t whole_ns, uint64_t others_ns)
@@ -134,7 +158,8 @@ uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns
     }
     if (samples->all_samples != 0)
         learn_launch(samples);
-    uint64_t each = samples->launch_ns ? vc_later(samples->launch_ns, VC_SAMPLE_LAUNCH_NS) : USUAL_LAUNCH_NS, calls = launches * each + (sample->begins - before.begins) * VC_SAMPLE_BEGIN_NS;
+    uint64_t calls = launches * launch_of(samples) + (sample->begins - before.begins) * VC_SAMPLE_BEGIN_NS;
+    doubt_launches(samples, sample->now_ns, launches, whole);
     unpaid -= (int64_t)(calls + whole / DRIFT_PARTS);
     uint64_t due = due_of(&samples->unpaid_ns, unpaid, sample->rate_ppm);
     if (container_unpaid_ns)

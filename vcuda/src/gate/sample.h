@@ -35,12 +35,14 @@ struct vc_samples {
     uint64_t all_for_ns;   /* … and for how long; by how much what was seen exceeded what was charged then: */
     int64_t excess_ns;
     uint64_t all_launches, all_samples;
-    uint64_t launch_ns;    /* a launch is so long on its way to the card, as far as that told; 0: it did not yet */
+    uint64_t launch_ns, known_ns; /* a launch is so long on its way to the card at most, and so long by what that told */
+    bool launches_learnt;         /* … if it did */
+    uint64_t doubtful_ns;         /* what launches may have hidden in what lies between */
 };
 
 enum {
     VC_SAMPLE_NS = 1000000, /* between two of them, on average */
-    VC_SAMPLE_LAUNCH_NS = 2000, VC_SAMPLE_BEGIN_NS = 6000, /* a stream is not idle from the call on, while its kernel is on its way to the card: at least */
+    VC_SAMPLE_BEGIN_NS = 6000, /* a stream is not idle from the call on, while its kernel is on its way to an idle card */
 };
 
 /* One more of them. Returns what has to be charged; then everything is to be marked until `all_until_ns`. `container_unpaid_ns`: the same sum over
