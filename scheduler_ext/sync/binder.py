@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
 # Writes under way; of one namespace half as many. The others wait here, where what must not be sent any more is not.
 _AT_ONCE = 128
+_BEYOND = 256  # of those that take long: as many of slow namespaces, and so many more of who was not known to be
 _READS = 8  # the same of reads; each is a thread of the executor's
 
 
@@ -58,7 +59,7 @@ class Binder:
         self._standby_reason = standby_reason
         self._writer = writer or Writer(api)
         self._asking = asking or Lanes()
-        self._turns, self._reading = Turns(_AT_ONCE), Turns(_READS)
+        self._turns, self._reading = Turns(_AT_ONCE, beyond=_BEYOND), Turns(_READS)
         self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
         self._late: set[asyncio.Task[Refused | None]] = set()
 

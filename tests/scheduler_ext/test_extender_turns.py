@@ -44,6 +44,42 @@ def in_doubt(request: Request) -> Fault | None:
     return Fault(0, done=True) if request.method == "POST" else Fault(late_s=5.0)
 
 
+def crowded(request: Request) -> Fault | None:
+    slow = request.method == "POST" and "/namespaces/bad" in request.path and request.path.endswith("/binding")
+    return Fault(done=True, late_s=6.0) if slow else None
+
+
+def test_many_namespaces_whose_bindings_are_slow_delay_another_ones_by_two_seconds(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    """They had all turns, once, until their own ended: 200 of them held it for 8 s."""
+    api.hook, count = crowded, 140
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path))
+    limits = httpx.Limits(max_connections=2 * count)
+    try:
+        with (
+            httpx.Client(base_url=served.url, timeout=60, limits=limits) as client,
+            ThreadPoolExecutor(count) as threads,
+        ):
+            eventually(lambda: client.get("/readyz").status_code == 200)
+
+            def placed(namespace: str) -> dict[str, str]:
+                api.put("pods", of(namespace, pod("p", 5, 1)))
+                one = api.find("pods", f"{namespace}/p")
+                assert client.post("/scheduler/filter", json={"Pod": one, "NodeNames": ["a"]}).json()["NodeNames"]
+                return {"PodName": "p", "PodNamespace": namespace, "PodUID": one["metadata"]["uid"], "Node": "a"}
+
+            bad, good = [placed(f"bad{number}") for number in range(count)], placed("good")
+            coming = [threads.submit(client.post, "/scheduler/bind", json=one) for one in bad]
+            time.sleep(0.5)
+            before = time.monotonic()
+            assert client.post("/scheduler/bind", json=good).json()["Error"] == ""
+            assert time.monotonic() - before < 3 and not any(one.done() for one in coming)
+            assert {one.result().json()["Error"] for one in coming} == {""}
+    finally:
+        served.stop()
+
+
 @pytest.mark.parametrize("hook", [slow, in_doubt])
 def test_a_namespace_whose_bindings_are_slow_or_in_doubt_delays_no_others(
     api: FakeApi, tmp_path: Path, hook: Any
@@ -101,6 +137,36 @@ def test_turns_leave_some_to_others_and_come_first_to_who_has_least() -> None:
             turns.give_back(who)
         await asyncio.gather(*tasks)
         assert sorted(order) == ["bad", "bad", "good", "new"]
+
+    asyncio.run(scene())
+
+
+def test_turns_of_who_is_slow_are_its_own_until_it_is_fast_again() -> None:
+    async def scene() -> None:
+        now = [0.0]
+        turns = Turns(2, beyond=2, clock=lambda: now[0])
+        assert turns.take("a") and turns.take("b") and not turns.take("c")
+        waiting = [asyncio.create_task(turns.wait(name)) for name in ("c", "d", "e")]
+        await asyncio.sleep(0)
+        now[0] = 0.9
+        turns._look()
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in waiting)
+        now[0] = 1.1
+        turns._look()
+        await asyncio.sleep(0)
+        assert [one.done() for one in waiting] == [True, True, False]
+        now[0] = 2.2
+        turns._look()
+        await asyncio.sleep(0)
+        assert waiting[2].done() and turns._free == [1, -2], "no more than so many beyond"
+        for name in "abcde":
+            turns.give_back(name)
+        assert turns._free == [2, 2] and set(turns._slow) == {*"abcd"} and not turns._moved
+        assert turns.take("a") and turns.take("b") and not turns.take("c") and turns.take("new")
+        now[0] = 2.4
+        turns.give_back("a")
+        assert turns.take("a") and turns._free == [0, 1], "it was fast"
 
     asyncio.run(scene())
 
