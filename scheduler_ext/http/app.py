@@ -24,6 +24,7 @@ from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, ExtenderArgs, Verdict
 from scheduler_ext.protocol.reasons import ExtenderReason
+from scheduler_ext.state.pace import Pace
 from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.sync.binder import Binder
 from vcuda.quoted import quoted
@@ -34,6 +35,9 @@ _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients 
 
 _UNSEEN_SECONDS, _UNSEEN_PAUSE = 2.0, 0.01  # for a claim that kube-scheduler knows and we do not
 _MOST_IN_VAIN = 1024  # names of classes and resources
+# Of the time, and seconds at once, in which filters of a namespace may wait in vain: kube-scheduler asks nothing else
+# meanwhile. Those of all together four times that.
+_VAIN_PART, _VAIN_AHEAD = 0.05, 4.0
 
 Verb = Callable[[bytes], bytes | Awaitable[bytes] | Later[bytes]]
 Observe = Callable[[float], None]
@@ -52,6 +56,9 @@ class Extender:
         self._engine, self._binder = engine, binder
         self._scoring = asyncio.Lock()
         self._in_vain: dict[tuple[str, str], None] = {}  # what was waited for and not shown, the oldest first
+        self._vain, self._vain_of_all = (
+            Pace(time.monotonic, part=times * _VAIN_PART, ahead_seconds=times * _VAIN_AHEAD) for times in (1, 4)
+        )
         count = engine.metrics.verdicts.labels
         self._untouched, self._chosen, self._refused = count("untouched"), count("chosen"), count("refused")
         self._bound_ones = engine.metrics.binds.labels("bound")
@@ -108,7 +115,12 @@ class Extender:
         self._require_ready()
         unseen = self._engine.claims_unseen(args.pod, args.names)
         # What was waited for in vain, as another extender's resource, wakes its pods when it is there.
-        return self._claims_later(args) if unseen - self._in_vain.keys() else self._claims_soon(args)
+        new = bool(unseen) and not unseen <= self._in_vain.keys()
+        return self._claims_later(args) if new and self._may_wait(args) else self._claims_soon(args)
+
+    def _may_wait(self, args: ExtenderArgs) -> bool:
+        """Whether neither its namespace nor all have waited for too long in vain: names may be ever new."""
+        return self._vain.may(str(args.pod["metadata"].get("namespace") or "")) and self._vain_of_all.may("")
 
     def _claims_soon(self, args: ExtenderArgs) -> bytes | Awaitable[bytes]:
         try:
@@ -122,6 +134,10 @@ class Extender:
         until = loop.time() + _UNSEEN_SECONDS
         while (unseen := self._engine.claims_unseen(args.pod, args.names)) and loop.time() < until:
             await asyncio.sleep(_UNSEEN_PAUSE)
+        if unseen:
+            self._vain.forget_idle()
+            self._vain.charge(str(args.pod["metadata"].get("namespace") or ""), _UNSEEN_SECONDS)
+            self._vain_of_all.charge("", _UNSEEN_SECONDS)
         # A claim has another name each time.
         self._in_vain |= dict.fromkeys(one for one in unseen if one[0] != "claim")
         while len(self._in_vain) > _MOST_IN_VAIN:

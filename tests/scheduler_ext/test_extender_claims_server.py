@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,28 @@ def test_a_resource_that_never_is_a_classs_is_waited_for_once(
         answer = extender.post("/scheduler/claims/filter", {"Pod": one, "NodeNames": ["a", "b"]})
         assert answer["NodeNames"] == [] and "a DeviceClass for example.com/theirs" in str(answer)
         monkeypatch.setattr(app, "_UNSEEN_SECONDS", 3600)
+
+
+def test_ever_new_names_of_resources_are_waited_for_a_twentieth_of_the_time(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cost kube-scheduler, which asks about one pod after the other, two seconds."""
+    monkeypatch.setattr(app, "_UNSEEN_SECONDS", 0.2)
+    monkeypatch.setattr(app, "_VAIN_AHEAD", 0.4)
+    extender = start(claims=True)
+    extender.engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 0}, {namespace: other, cores: 0}]"}})
+
+    def waited(name: str, namespace: str) -> bool:
+        one = plain_pod(name)
+        one["metadata"]["namespace"] = namespace
+        one["spec"]["containers"] = [{"name": "main", "resources": {"limits": {f"example.com/{name}": "1"}}}]
+        before = time.monotonic()
+        answer = extender.post("/scheduler/claims/filter", {"Pod": one, "NodeNames": ["a", "b"]})
+        assert answer["NodeNames"] == [] and f"a DeviceClass for example.com/{name}" in str(answer)
+        return time.monotonic() - before >= 0.2
+
+    assert [waited(f"r{number}", "default") for number in range(6)] == [True] * 3 + [False] * 3
+    assert waited("theirs", "other"), "another namespace's are waited for"
 
 
 def test_what_the_watch_shows_is_booked_and_goes(api: FakeApi, extender: Running) -> None:
