@@ -257,7 +257,25 @@ class GangPlaces:
             return self._refused_as(plan, names)
         taken = self._take_place(gang, shape, names)
         with self._beside(taken):
-            return self._take_member(gang, asked, shape, names, priority, plan, taken)
+            choice = self._take_member(gang, asked, shape, names, priority, plan, taken)
+        if choice.row is None and gang.guessed and (taken is None or taken.made_for != shape):
+            if self._start_over(gang):
+                return self._take_member(gang, asked, shape, names, priority, None, None)
+        return choice
+
+    def _start_over(self, gang: Gang) -> bool:
+        """Give back all that a gang has, none of which was written: it asks for something else than was reserved."""
+        cache = self._cache
+        placed = [cache.pods.get(uid) for uid in gang.placed(cache.pods)]
+        if any(record is None or record.state is not State.ASSUMED or record.attempted for record in placed):
+            return False
+        self._dissolve(gang)
+        for record in placed:
+            if record is not None:
+                cache.pods.release(record.uid)
+        gang.no_deadline()
+        gang.guessed = False
+        return True
 
     def _take_member(
         self,
@@ -422,6 +440,7 @@ class GangPlaces:
     def _reserved(self, gang: Gang, *, anew: bool) -> None:
         if anew:
             self._cache.metrics.gangs.labels("reserved").inc()
+            gang.guessed = len(gang.members) < gang.size
             self._time.leave(gang.namespace, gang.name)
             for uid in gang.members:
                 self._cache.unschedulable.call(uid)  # its place is there

@@ -56,7 +56,7 @@ class Gang:
 
     `over`: it has passed, and what is left may be being written. `lapsed`: it has passed once; nothing is reserved
     again before all members exist. `refused`: what did not fit when it was planned last, and what was said. `planned`:
-    monotonic seconds of then; None: it never was.
+    monotonic seconds of then; None: it never was. `guessed`: places were reserved for pods that nobody had seen yet.
     """
 
     namespace: str
@@ -68,6 +68,7 @@ class Gang:
     lapsed: bool = False
     refused: tuple[object, str] | None = None
     planned: float | None = None
+    guessed: bool = False
 
     @property
     def size(self) -> int:

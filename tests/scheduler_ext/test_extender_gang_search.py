@@ -60,6 +60,49 @@ def decided(engine: Engine, one: dict[str, Any], names: list[str]) -> Verdict:
     return engine.filter(one, names, plan)
 
 
+def test_a_gang_whose_first_member_guessed_wrong_is_planned_anew_when_the_others_are_known() -> None:
+    """It stayed as it was guessed, and kept its places from everybody, until its deadline: for two minutes."""
+    free = {"n": [(100, 40), (50, 30)]}
+    engine = made(free)
+    first, second = gang_of([(50, 5)], [(90, 5)])
+    first["metadata"]["annotations"][NAMES.policy] = "spread"
+    engine.see_pod(first)
+    assert decided(engine, first, ["n"]).chosen == "n"
+    assert engine.gang_waits("g0") is not None
+    engine.see_pod(second)
+    assert decided(engine, second, ["n"]).chosen == "n"
+    assert engine.gang_waits("g1") is not None, "the other one has to ask again"
+    assert decided(engine, first, ["n"]).chosen == "n" and engine.gang_waits("g0") is None
+    booked = [record.usage.cards for uid in ("g0", "g1") if (record := engine.cache.pods.get(uid)) is not None]
+    assert booked == [{"GPU-n-1": (50, 5)}, {"GPU-n-0": (90, 5)}]
+
+
+def test_a_gang_that_does_not_fit_as_it_turns_out_to_be_keeps_nothing() -> None:
+    engine = made({"n": [(100, 40), (50, 30)]})
+    first, second = gang_of([(50, 5)], [(90, 5)], name="g")
+    second["spec"]["containers"].append(container("more", 60, 5))
+    engine.see_pod(first)
+    assert decided(engine, first, ["n"]).chosen == "n"
+    engine.see_pod(second)
+    for one in (second, first, second):
+        assert decided(engine, one, ["n"]).chosen is None
+    assert engine.figures()["reserved"] == 0 == engine.figures()["assumed"]
+
+
+def test_what_is_being_written_stays_whatever_the_others_ask() -> None:
+    engine = made({"n": [(100, 40), (50, 30)]})
+    first, second, third = gang_of([(50, 5)], [(50, 5)], [(90, 5)])
+    for one in (first, second):
+        one["metadata"]["annotations"][NAMES.gang] = "g/2"
+        engine.see_pod(one)
+        assert decided(engine, one, ["n"]).chosen == "n"
+    assert engine.begin_bind("g0", "n") is not None
+    third["metadata"]["annotations"][NAMES.gang] = "g/2"
+    engine.see_pod(third)
+    assert decided(engine, third, ["n"]).chosen is None
+    assert engine.figures()["assumed"] + engine.figures()["binding"] == 2
+
+
 def fits_somehow(free: Free, pods: list[list[Share]]) -> bool:
     """Every way to give all containers of all pods cards is tried; the containers of a pod go to one node."""
     left = {(name, at): list(card) for name, its in free.items() for at, card in enumerate(its)}
