@@ -258,9 +258,9 @@ class GangPlaces:
         taken = self._take_place(gang, shape, names)
         with self._beside(taken):
             choice = self._take_member(gang, asked, shape, names, priority, plan, taken)
-        if choice.row is None and gang.guessed and (taken is None or taken.made_for != shape):
-            if self._start_over(gang):
-                return self._take_member(gang, asked, shape, names, priority, None, None)
+        wrong = choice.row is None and gang.guessed and (taken is None or taken.made_for != shape)
+        if wrong and self._start_over(gang):
+            return self._take_member(gang, asked, shape, names, priority, None, None)
         return choice
 
     def _start_over(self, gang: Gang) -> bool:
