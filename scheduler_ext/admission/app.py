@@ -20,8 +20,8 @@ from scheduler_ext.admission.rules import (
     decide_claim,
     decide_class,
 )
+from scheduler_ext.http.exchange import Answer, Request
 from scheduler_ext.http.pages import METRICS, TEXT, Pages
-from scheduler_ext.http.server import Answer, Request
 from scheduler_ext.protocol import admission_v1
 from scheduler_ext.protocol.admission_v1 import Review
 from scheduler_ext.protocol.extender_v1 import BadInput

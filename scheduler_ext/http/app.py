@@ -17,9 +17,9 @@ from scheduler_ext.engine.claims import NotScored
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.engine.gangs import Plan, PlannedRefusal
 from scheduler_ext.engine.intake import MOST_LIGHT
+from scheduler_ext.http.exchange import Answer, Later, Request, error
 from scheduler_ext.http.overview import OverviewData, html
 from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
-from scheduler_ext.http.server import Answer, Later, Request, error
 from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, ExtenderArgs, Verdict

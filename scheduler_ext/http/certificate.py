@@ -9,6 +9,7 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0
+HTTP_2 = "h2"  # the name by which a client offers it
 
 
 class BadCertificate(Exception):
@@ -33,6 +34,7 @@ class ServerCertificate:
         context.num_tickets = (
             0  # Go's clients here resume no session: two tickets for each connection would be for nothing
         )
+        context.set_alpn_protocols([HTTP_2, "http/1.1"])
         self._load(context)
         return context
 

@@ -10,7 +10,7 @@ import zlib
 import orjson
 
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.http.server import Answer, Request, error
+from scheduler_ext.http.exchange import Answer, Request, error
 from scheduler_ext.planning import overview
 from vcuda import page
 from vcuda.quoted import quoted

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 import scheduler_ext
-from scheduler_ext.http.server import Answer, Later, Request, error
+from scheduler_ext.http.exchange import Answer, Later, Request, error
 from scheduler_ext.protocol.reasons import ExtenderReason
 
 TEXT = "text/plain; charset=utf-8"

@@ -1,10 +1,9 @@
-"""The HTTP/1.1 server: who may speak, for how long, and how much. httptools parses, uvloop carries."""
+"""The server: who may speak, for how long, and how much. httptools parses HTTP/1.1, `http2` HTTP/2; uvloop carries."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import email.utils
 import functools
 import logging
 import resource
@@ -14,50 +13,27 @@ import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import httptools
-import orjson
 import uvloop
 
-from scheduler_ext.http.certificate import ServerCertificate
-from vcuda.kube.access import TOKEN_HEADER
-from vcuda.printable import told
+from scheduler_ext.http import exchange
+from scheduler_ext.http.certificate import HTTP_2, ServerCertificate
+from scheduler_ext.http.exchange import Answer, Application, Later, Request, error
+from scheduler_ext.http.http2 import Http2Connection
 
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
-_TOKEN_HEADER = TOKEN_HEADER.lower().encode()
-_HEAD_SECONDS = 10.0  # that a request's head may take once it has begun
-_SILENT_SECONDS = 30.0  # before the first one: Go opens connections ahead; each costs a descriptor
 _HANDSHAKE_SECONDS = 5.0
-_MOST_HEAD_BYTES = 64 * 1024
 _LONGEST_KNOWN, _MOST_KNOWN = 1024, 256  # bytes of a head that is kept with its meaning, and how many are
 _READ_BYTES = 256 * 1024
-_IDLE_SECONDS = 75.0  # between two requests: kube-scheduler keeps its connections
 _ROOM_SECONDS = 5.0  # that a body may wait for room
 _AT_ONCE = 4  # bodies of the largest size in memory at once
 _LATE_AT_ONCE = 32
 _LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
-_END_SECONDS = 5.0  # that answers under way have at the end
 _MOST_WAITING = 8  # requests that wait for those before them: what a client sends further ahead is not read yet
-_UNREAD_SECONDS = 30.0  # that a client may take before it reads more of an answer
 _BODILESS = ("GET", "HEAD")
-
-
-class Request(NamedTuple):
-    """`client`: the verified common name of the peer ("" if its certificate has none), or None.
-
-    `token`: what it sent in `vcuda.kube.access.TOKEN_HEADER`. `gzip`: whether it reads answers packed so.
-    """
-
-    method: str
-    path: str
-    query: str
-    body: bytes
-    client: str | None
-    token: str = ""
-    gzip: bool = False
 
 
 class _Head(NamedTuple):
@@ -68,61 +44,6 @@ class _Head(NamedTuple):
     query: str
     size: int
     gzip: bool
-
-
-class Answer(NamedTuple):
-    """`close`: the connection ends with it, because the rest of a body may still be coming. `headers`: more of them."""
-
-    status: int
-    body: bytes
-    kind: str = "application/json"
-    close: bool = False
-    headers: bytes = b""
-
-
-class Later(Generic[_T]):
-    """What is given later, once, from the loop; without a task, which would be one more turn of it."""
-
-    def __init__(self) -> None:
-        self._given: _T | None = None
-        self._wanted: Callable[[_T], None] | None = None
-
-    def give(self, what: _T) -> None:
-        self._given = what
-        if self._wanted is not None:
-            self._wanted(what)
-
-    def then(self, wanted: Callable[[_T], None]) -> None:
-        """Who is told; at once, if it is there."""
-        self._wanted = wanted
-        if self._given is not None:
-            wanted(self._given)
-
-
-def error(status: int, message: str, *, close: bool = False) -> Answer:
-    """An answer whose body is {"Error": message}, as kube-scheduler expects it."""
-    return Answer(status, orjson.dumps({"Error": told(message)}), close=close)
-
-
-class Application(Protocol):
-    """What is served. A body has at most `body_bytes` and arrives within `body_seconds`."""
-
-    body_bytes: int
-    body_seconds: float
-
-    def refuse(self, method: str, path: str, client: str | None) -> Answer | None:
-        """Why a request is not even read, or None."""
-
-    def too_long(self, size: int | None) -> Answer:
-        """What is said of a body of `size` bytes, None if it is not known."""
-
-    def too_slow(self) -> Answer:
-        """What is said of a body that did not arrive in time."""
-
-    def overloaded(self) -> Answer:
-        """What is said when there was no room for a body for too long."""
-
-    def answer(self, request: Request) -> Answer | Awaitable[Answer] | Later[Answer]: ...
 
 
 def common_name(transport: asyncio.BaseTransport) -> str | None:
@@ -141,8 +62,8 @@ def _opening(status: int, kind: str, close: bool, more: bytes) -> bytes:
 
 
 @functools.lru_cache(maxsize=1)
-def _date(_second: int) -> bytes:
-    return f"date: {email.utils.formatdate(usegmt=True)}\r\n".encode()
+def _date(second: int) -> bytes:
+    return b"date: %b\r\n" % exchange.date(second)
 
 
 def _ends_once(head: bytes) -> bool:
@@ -162,6 +83,13 @@ class _Room:
     def take(self, connection: Connection, size: int) -> bool:
         if self._waiting or size > self._left:
             self._waiting.append((connection, size))
+            return False
+        self._left -= size
+        return True
+
+    def take_now(self, size: int) -> bool:
+        """Or leave it."""
+        if self._waiting or size > self._left:
             return False
         self._left -= size
         return True
@@ -208,8 +136,14 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._client = common_name(transport)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == HTTP_2:
+            second = Http2Connection(self._server, self._application, self._room, self._client)
+            self._transport.set_protocol(second)
+            second.connection_made(transport)
+            return
         self._server.connections.add(self)
-        self._expect_head(_SILENT_SECONDS)
+        self._expect_head(exchange.SILENT_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
         self._closed = self._deaf = True
@@ -231,8 +165,8 @@ class Connection(asyncio.BufferedProtocol):
                 data = self._known(data) if self._between or self._left else self._parsed(data)
         except httptools.HttpParserError as problem:
             self._end(error(400, f"this is not an HTTP/1.1 request: {problem}"[:200], close=True))
-        if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
-            self._end(error(431, f"the head has more than {_MOST_HEAD_BYTES} bytes", close=True))
+        if self._in_head and self._head_bytes > exchange.MOST_HEAD_BYTES:
+            self._end(error(431, f"the head has more than {exchange.MOST_HEAD_BYTES} bytes", close=True))
         if self._ahead:
             self._pace()
         self._go_on()
@@ -300,14 +234,14 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._full = True
         self._pace()
-        self.until = time.monotonic() + _UNREAD_SECONDS
+        self.until = time.monotonic() + exchange.UNREAD_SECONDS
 
     def resume_writing(self) -> None:
         self._full = False
         if self._closed:
             return
         self._pace()
-        self.until = time.monotonic() + _IDLE_SECONDS
+        self.until = time.monotonic() + exchange.IDLE_SECONDS
         self._go_on()
 
     # --- the parser's side ---
@@ -330,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
         self._chunks: list[bytes] = []
         self._received = 0
         self._complete = False
-        self._expect_head(_HEAD_SECONDS)
+        self._expect_head(exchange.HEAD_SECONDS)
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -341,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
             self._size = int(value)
         elif name == b"expect":
             self._continues = value.lower() == b"100-continue"
-        elif name == _TOKEN_HEADER:
+        elif name == exchange.TOKEN:
             self._token = value.decode("latin-1")
         elif name == b"accept-encoding":
             self._gzip = b"gzip" in value
@@ -500,7 +434,7 @@ class Connection(asyncio.BufferedProtocol):
         if close:
             self._close()
         elif not self._full and not self._amid():
-            self.until = time.monotonic() + _IDLE_SECONDS
+            self.until = time.monotonic() + exchange.IDLE_SECONDS
 
     def _end(self, answer: Answer) -> None:
         """The last answer, behind those to what came before: a client takes them in the order of its requests."""
@@ -517,7 +451,7 @@ class Connection(asyncio.BufferedProtocol):
     def _close(self) -> None:
         self._closed = self._deaf = True
         self._give_room()
-        self.until = time.monotonic() + _END_SECONDS  # for a peer that does not read its last answer
+        self.until = time.monotonic() + exchange.END_SECONDS  # for a peer that does not read its last answer
         self._transport.close()
 
     def _give_room(self) -> None:
@@ -570,7 +504,7 @@ class Server:
         self._served = [(application, listener, certificate.context if certificate else None)]
         if probes is not None:
             self._served.append((*probes, None))
-        self.connections: set[Connection] = set()
+        self.connections: set[Connection | Http2Connection] = set()
         self.heads: dict[bytes, _Head] = {}  # all connections': what heads mean depends on nobody
         # All connections': what is read is parsed at once. Not all servers': to read lets other threads run.
         self.buffer = memoryview(bytearray(_READ_BYTES))
@@ -631,7 +565,7 @@ class Server:
                 connection.late()
 
     async def _finish(self) -> None:
-        until = time.monotonic() + _END_SECONDS
+        until = time.monotonic() + exchange.END_SECONDS
         while self.connections and time.monotonic() < until:
             for connection in list(self.connections):
                 connection.finish()

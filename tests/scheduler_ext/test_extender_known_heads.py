@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_ext.http.server import Answer, Connection, Request, Server, _Room
+from scheduler_ext.http.exchange import Answer, Request
+from scheduler_ext.http.server import Connection, Server, _Room
 
 HEAD = b"POST /scheduler/%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nAccept-Encoding: gzip\r\n%b\r\n"
 MORE = (

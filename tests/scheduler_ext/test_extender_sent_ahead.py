@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from localcluster.apiserver.faults import Fault
-from scheduler_ext.http import server as servers
+from scheduler_ext.http import exchange
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
 
@@ -109,7 +109,7 @@ def test_what_can_not_be_read_is_told_behind_the_answer_before_it(
 def test_who_stops_in_the_middle_of_the_next_head_gets_the_answer_before_it(
     slow: Running, api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "_HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(exchange, "HEAD_SECONDS", 0.1)
     found = answers(slow, binding("p") + b"GET /ver", count=2)
     assert found[0] == (200, {"Error": ""}) and found[1][0] == 408 and len(api.bindings) == 1
 

@@ -13,9 +13,10 @@ from typing import Any, cast
 import pytest
 import uvloop
 
+from scheduler_ext.http import exchange
 from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import ServerCertificate
-from scheduler_ext.http.server import Answer, Request, error
+from scheduler_ext.http.exchange import Answer, Request, error
 from tests.scheduler_ext.test_extender_writing import certificate
 
 Work = Callable[[asyncio.StreamReader, asyncio.StreamWriter, servers.Server], Awaitable[None]]
@@ -134,7 +135,7 @@ def test_who_does_not_read_gets_no_further_answers_until_he_does(monkeypatch: py
         assert sizes == [1 << 20] * 8
         writer.transport.pause_reading()
         writer.write(8 * post("/large"))
-        monkeypatch.setattr(servers, "_UNREAD_SECONDS", 0.1)
+        monkeypatch.setattr(exchange, "UNREAD_SECONDS", 0.1)
         while server.connections:
             await asyncio.sleep(0.05)
 
@@ -275,10 +276,8 @@ def test_servers_of_several_threads_never_read_each_others_bytes(tmp_path: Path)
     assert wrong == []
 
 
-def test_over_tls_a_client_that_would_speak_http_2_gets_http_1_on_one_kept_connection_and_no_tickets(
-    tmp_path: Path,
-) -> None:
-    """What kube-scheduler's client does: it offers both, reads an answer by its length, keeps the connection, and resumes no session."""
+def test_over_tls_a_client_of_http_1_is_served_on_one_kept_connection_and_gets_no_tickets(tmp_path: Path) -> None:
+    """It reads an answer by its length, keeps the connection, and resumes no session."""
     chain, key = certificate(tmp_path, "server")
 
     async def whole() -> tuple[str | None, bool, list[bytes]]:
@@ -288,7 +287,7 @@ def test_over_tls_a_client_that_would_speak_http_2_gets_http_1_on_one_kept_conne
         server = servers.Server(cast(Any, application), listener, ServerCertificate(str(chain), str(key)))
         task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
         trusted = ssl.create_default_context(cafile=str(chain))
-        trusted.set_alpn_protocols(["h2", "http/1.1"])
+        trusted.set_alpn_protocols(["http/1.1"])
         # The standard loop: a ticket would come with the first answer and be in the session that its object shows.
         reader, writer = await asyncio.open_connection(
             *listener.getsockname(), ssl=trusted, server_hostname="127.0.0.1"
@@ -307,5 +306,5 @@ def test_over_tls_a_client_that_would_speak_http_2_gets_http_1_on_one_kept_conne
         return *found, heads
 
     spoken, ticket, heads = asyncio.run(whole())
-    assert spoken in (None, "http/1.1") and not ticket
+    assert spoken == "http/1.1" and not ticket
     assert all(b"content-length:" in head and b"connection: close" not in head for head in heads)

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.http import exchange
 from scheduler_ext.http import server as servers
 from scheduler_ext.main import main
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
@@ -127,8 +128,8 @@ def test_without_a_client_authority_it_does_not_listen_beyond_the_machine(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(servers, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(exchange, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(exchange, "SILENT_SECONDS", 0.3)
     monkeypatch.setattr(servers, "_HANDSHAKE_SECONDS", 0.3)
 
 

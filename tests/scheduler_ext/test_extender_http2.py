@@ -1,0 +1,596 @@
+"""HTTP/2: heads as RFC 7541 has them, many requests on one connection, and what a peer may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from scheduler_ext.http import exchange, hpack, http2
+from scheduler_ext.http import server as servers
+from scheduler_ext.http.certificate import ServerCertificate
+from scheduler_ext.http.exchange import Later, Request
+from scheduler_ext.http.http2 import Http2Connection
+from scheduler_ext.http.server import _Room
+from tests.scheduler_ext.test_extender_server import Application
+from tests.scheduler_ext.test_extender_writing import certificate
+
+DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+ENDS, HEAD_ENDS = 1, 4
+
+Frame = tuple[int, int, int, bytes]
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def head(path: str = "/x", method: str = "POST", **more: str) -> bytes:
+    fields = {":method": method, ":scheme": "https", ":path": path, ":authority": "x", **more}
+    named = ((name.replace("_", "-").encode(), value.encode()) for name, value in fields.items())
+    return b"".join(hpack.encoded(*field) for field in named)
+
+
+def request(stream: int, path: str = "/x", body: bytes = b"", method: str = "POST") -> bytes:
+    block = head(path, method, content_length=str(len(body)))
+    if not body:
+        return frame(HEADERS, HEAD_ENDS | ENDS, stream, block)
+    return frame(HEADERS, HEAD_ENDS, stream, block) + frame(DATA, ENDS, stream, body)
+
+
+class Transport:
+    """Collects what is written."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.reads, self.closed = True, False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+class Peer:
+    """A connection of the server's without TLS, and what it says."""
+
+    def __init__(self, application: Any = None, room: int = 1 << 20, *, begin: bool = True) -> None:
+        self.application = application or Application()
+        self.ending, self.connections, self.buffer = False, set(), memoryview(bytearray(1 << 18))
+        self.transport, self.room = Transport(), _Room(room)
+        self.connection = Http2Connection(self, self.application, self.room, None)
+        self.connection.connection_made(cast(Any, self.transport))
+        self.decoder = hpack.Decoder(1 << 20)
+        if begin:
+            self.send(PREFACE + frame(SETTINGS, 0, 0))
+            self.said()
+
+    def send(self, data: bytes) -> None:
+        for start in range(0, len(data), 1 << 18):
+            part = data[start : start + (1 << 18)]
+            self.buffer[: len(part)] = part
+            self.connection.buffer_updated(len(part))
+
+    def said(self) -> list[Frame]:
+        data, self.transport.written = bytes(self.transport.written), bytearray()
+        found, at = [], 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 3], "big")
+            stream = int.from_bytes(data[at + 5 : at + 9], "big")
+            found.append((data[at + 3], data[at + 4], stream, data[at + 9 : at + 9 + size]))
+            at += 9 + size
+        assert at == len(data)
+        return found
+
+    async def soon(self, turns: int = 20) -> list[Frame]:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return self.said()
+
+    def answers(self, frames: list[Frame]) -> dict[int, tuple[bytes, bytes]]:
+        """Status and body by stream."""
+        found: dict[int, tuple[bytes, bytes]] = {}
+        for kind, _, stream, payload in frames:
+            if kind == HEADERS:
+                found[stream] = dict(self.decoder.decode(payload))[b":status"], b""
+            elif kind == DATA:
+                found[stream] = found[stream][0], found[stream][1] + payload
+        return found
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(cast(Any, work()))
+
+
+def code_of(frames: list[Frame]) -> int:
+    """Of the GOAWAY that is the last thing said."""
+    kind, _, _, payload = frames[-1]
+    assert kind == GOAWAY
+    return int.from_bytes(payload[4:8], "big")
+
+
+def test_heads_are_read_as_the_rfc_shows() -> None:
+    decoder = hpack.Decoder(1000)
+    common = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"www.example.com")]
+    assert decoder.decode(bytes.fromhex("828684418cf1e3c2e5f23a6ba0ab90f4ff")) == common
+    assert decoder.decode(bytes.fromhex("828684be5886a8eb10649cbf")) == [*common, (b"cache-control", b"no-cache")]
+    assert decoder.decode(bytes.fromhex("828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf")) == [
+        (b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/index.html"), (b":authority", b"www.example.com"),
+        (b"custom-key", b"custom-value"),
+    ]  # fmt: skip
+
+
+def test_what_no_longer_has_room_in_the_table_is_forgotten() -> None:
+    decoder = hpack.Decoder(1000)
+    first = decoder.decode(
+        bytes.fromhex(
+            "3fe101"
+            "488264025885aec3771a4b6196d07abe941054d444a8200595040b8166e082a62d1bff6e919d29ad171863c78f0b97c8e9ae82ae43d3"
+        )
+    )
+    assert first == [
+        (b":status", b"302"), (b"cache-control", b"private"), (b"date", b"Mon, 21 Oct 2013 20:13:21 GMT"),
+        (b"location", b"https://www.example.com"),
+    ]  # fmt: skip
+    assert decoder.decode(bytes.fromhex("4883640effc1c0bf")) == [(b":status", b"307"), *first[1:]]
+    with pytest.raises(hpack.BadHead):
+        decoder.decode(bytes([0x80 | 66]))
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["80", "be", "ff", "ffffffffff0f", "40", "4001", "400161", "0001", "3fe2ff7f", "8220", "0f2f", "0081ff", "00016184ffffffff"],
+    ids=lambda block: block,
+)  # fmt: skip
+def test_what_is_no_head_is_refused(block: str) -> None:
+    with pytest.raises(hpack.BadHead):
+        hpack.Decoder(1000).decode(bytes.fromhex(block))
+
+
+def test_a_small_head_that_means_a_large_one_is_refused() -> None:
+    decoder = hpack.Decoder(1 << 16)
+    decoder.decode(b"\x40" + b"\x01a" + b"\x7f\x81\x17" + 3072 * b"x")
+    with pytest.raises(hpack.BadHead, match="65536"):
+        decoder.decode(1000 * b"\xbe")
+
+
+def test_a_head_that_comes_again_means_what_the_table_says_now() -> None:
+    async def work() -> None:
+        peer = Peer()
+        fixed = b"\x83\x87"  # POST, https
+        ends = HEAD_ENDS | ENDS
+        peer.send(frame(HEADERS, ends, 1, fixed + b"\x44\x02/a"))
+        for number in (3, 5):
+            peer.send(frame(HEADERS, ends, number, fixed + b"\xbe"))
+        peer.send(frame(HEADERS, ends, 7, fixed + b"\x44\x02/b"))
+        for number in (9, 11):
+            peer.send(frame(HEADERS, ends, number, fixed + b"\xbe"))
+        got = peer.answers(await peer.soon())
+        assert [body for _, body in got.values()] == [b"/a||", b"/a||", b"/a||", b"/b||", b"/b||", b"/b||"]
+
+    run(work)
+
+
+def test_requests_on_one_connection_do_not_wait_for_each_other() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(request(1, "/slow") + request(3, "/x?q", b"body") + request(5, "/broken"))
+        got = peer.answers(await peer.soon())
+        assert got == {
+            3: (b"200", b"/x|q|body"),
+            5: (b"500", b'{"Error":"an error of ours; see the extender\'s log"}'),
+        }
+        await asyncio.sleep(0.15)
+        assert peer.answers(peer.said()) == {1: (b"200", b"slow")}
+        assert not peer.transport.closed
+
+    run(work)
+
+
+def test_every_cut_of_what_is_sent_means_the_same() -> None:
+    async def work() -> None:
+        whole = PREFACE + frame(SETTINGS, 0, 0) + request(1, "/a", 30 * b"y") + request(3, "/b")
+        for cut in range(1, len(whole)):
+            peer = Peer(begin=False)
+            peer.send(whole[:cut])
+            peer.send(whole[cut:])
+            got = peer.answers(await peer.soon(4))
+            assert got == {1: (b"200", b"/a||" + 30 * b"y"), 3: (b"200", b"/b||")}, cut
+
+    run(work)
+
+
+def test_an_answer_is_as_long_as_the_peer_has_room() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(request(1, "/large") + request(3))
+        got = peer.answers(await peer.soon())
+        assert {stream: len(body) for stream, (_, body) in got.items()} == {1: 65535}  # and nothing further is begun
+        peer.send(frame(WINDOW, 0, 0, struct.pack(">I", 1 << 20)))
+        assert await peer.soon() == []
+        peer.send(frame(WINDOW, 0, 1, struct.pack(">I", 1 << 20)))
+        frames = await peer.soon()
+        assert (
+            sum(len(payload) for kind, _, stream, payload in frames if (kind, stream) == (DATA, 1)) == (1 << 20) - 65535
+        )
+        assert [flags for kind, flags, stream, _ in frames if (kind, stream) == (DATA, 1)][-1] == ENDS
+        assert any(stream == 3 for _, _, stream, _ in frames)
+        peer.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 10)) + request(5, "/large"))
+        frames = await peer.soon()
+        assert [payload for kind, *_, payload in frames if kind == DATA] == [bytes(10)]
+
+    run(work)
+
+
+def test_who_does_not_read_gets_no_further_answers_until_he_does() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.connection.pause_writing()
+        assert not peer.transport.reads
+        peer.send(request(1) + request(3))
+        assert await peer.soon() == []
+        peer.connection.resume_writing()
+        assert peer.transport.reads
+        assert list(peer.answers(await peer.soon())) == [1, 3]
+
+    run(work)
+
+
+def test_bodies_are_bounded() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head(content_length="1001")))
+        frames = await peer.soon()
+        assert peer.answers(frames)[1] == (b"400", b'{"Error":"1001 is too long"}')
+        assert [kind for kind, *_ in frames] == [HEADERS, DATA, RESET, GOAWAY] and peer.transport.closed
+
+        peer = Peer()
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head()) + frame(DATA, 0, 1, bytes(1000)) + frame(DATA, 0, 1, b"x"))
+        assert peer.answers(await peer.soon())[1] == (b"400", b'{"Error":"None is too long"}')
+
+        peer = Peer()
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head("/g", "GET")) + frame(DATA, ENDS, 1, b"x"))
+        assert peer.answers(await peer.soon())[1][0] == b"400"
+
+        peer = Peer()
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head(content_length="5")) + frame(DATA, ENDS, 1, b"four"))
+        peer.send(frame(HEADERS, HEAD_ENDS, 3, head(content_length="3")) + frame(DATA, ENDS, 3, b"four"))
+        peer.send(frame(HEADERS, HEAD_ENDS, 5, head(content_length="4")) + frame(DATA, 8 | ENDS, 5, b"\x02four\0\0"))
+        frames = await peer.soon()
+        assert [(kind, stream) for kind, _, stream, _ in frames] == [(RESET, 1), (RESET, 3), (HEADERS, 5), (DATA, 5)]
+
+    run(work)
+
+
+def test_bodies_in_flight_are_bounded() -> None:
+    async def work() -> None:
+        application = Application()
+        application.overloaded = lambda: exchange.error(503, "no room", close=True)  # type: ignore[attr-defined]
+        peer = Peer(application, room=1500)
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head(content_length="1000")))
+        peer.send(frame(HEADERS, HEAD_ENDS, 3, head(content_length="600")))
+        frames = await peer.soon()
+        assert peer.answers(frames) == {3: (b"503", b'{"Error":"no room"}')} and not peer.transport.closed
+        peer.send(frame(DATA, ENDS, 1, bytes(1000)))
+        assert peer.answers(await peer.soon())[1][0] == b"200"
+        assert peer.transport.closed and peer.room.take_now(1500)
+
+    run(work)
+
+
+def test_the_room_of_a_cut_connection_is_given_back() -> None:
+    async def work() -> None:
+        peer = Peer(room=1000)
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head(content_length="1000")))
+        assert not peer.room.take_now(1)
+        peer.connection.connection_lost(None)
+        assert peer.room.take_now(1000) and not peer.connections
+
+    run(work)
+
+
+def test_what_is_refused_ends_the_connection_behind_what_is_under_way() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(request(1, "/slow") + request(3, method="PUT", body=b"x") + request(5))
+        frames = await peer.soon()
+        assert peer.answers(frames) == {3: (b"405", b'{"Error":"no"}')}
+        assert code_of(frames) == 0 and frames[-1][3][:4] == struct.pack(">I", 3)  # 5 may be sent elsewhere
+        assert not peer.transport.closed
+        await asyncio.sleep(0.15)
+        assert peer.answers(peer.said()) == {1: (b"200", b"slow")} and peer.transport.closed
+
+    run(work)
+
+
+class Held(Application):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later: list[Later[exchange.Answer]] = []
+
+    def answer(self, _: Request) -> Any:
+        self.later.append(Later())
+        return self.later[-1]
+
+
+def test_requests_at_once_are_bounded_also_where_they_are_reset() -> None:
+    async def work() -> None:
+        peer = Peer(Held())
+        for number in range(250):
+            peer.send(request(2 * number + 1))
+        await peer.soon(300)
+        assert len(peer.application.later) == 250
+        peer.send(frame(RESET, 0, 1, bytes(4)) + request(501))
+        assert [(kind, stream) for kind, _, stream, _ in await peer.soon()] == [(RESET, 501)]
+        peer.application.later[0].give(exchange.Answer(200, b"late"))
+        assert await peer.soon() == []  # nobody wants it any more
+        peer.send(request(503))
+        await peer.soon()
+        peer.application.later[250].give(exchange.Answer(200, b"new"))
+        assert peer.answers(await peer.soon()) == {503: (b"200", b"new")}
+
+    run(work)
+
+
+def test_a_request_that_is_reset_before_its_turn_is_not_begun() -> None:
+    async def work() -> None:
+        peer = Peer()
+        begun = b"".join(request(2 * number + 1) + frame(RESET, 0, 2 * number + 1, bytes(4)) for number in range(20))
+        peer.send(begun)
+        assert await peer.soon(50) == [] and peer.application.answered == []
+
+    run(work)
+
+
+def test_a_peer_that_sends_many_frames_at_once_lets_others_in_between() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(200 * frame(PING, 0, 0, bytes(8)) + request(1))
+        assert len(peer.said()) == 64 and not peer.transport.reads
+        await asyncio.sleep(0)
+        assert len(peer.said()) == 64
+        frames = await peer.soon()
+        assert len(frames) == 200 - 128 + 2 and peer.answers(frames)[1][0] == b"200" and peer.transport.reads
+
+    run(work)
+
+
+def test_a_ping_is_answered_and_keeps_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        peer = Peer()
+        peer.send(request(1))
+        await peer.soon()
+        now[0] += exchange.IDLE_SECONDS - 1
+        peer.send(frame(PING, 0, 0, b"01234567") + frame(PING, ENDS, 0, b"other...") + frame(0x7F, 0, 0, b"unknown"))
+        assert peer.said() == [(PING, 1, 0, b"01234567")]
+        peer.connection.late()
+        assert not peer.transport.closed and peer.connection.until == 100.0 + exchange.IDLE_SECONDS
+        now[0] += 1
+        peer.connection.late()
+        assert code_of(peer.said()) == 0 and peer.transport.closed
+
+    run(work)
+
+
+def test_what_does_not_come_in_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        application = Application()
+        application.too_slow = lambda: exchange.error(400, "slow", close=True)  # type: ignore[attr-defined]
+        peer = Peer(application)
+        peer.send(request(1, "/slow") + frame(HEADERS, HEAD_ENDS, 3, head(content_length="9")))
+        await peer.soon()
+        assert peer.connection.until == 105.0
+        now[0] = 105.0
+        peer.connection.late()
+        assert peer.answers(peer.said()) == {3: (b"400", b'{"Error":"slow"}')} and not peer.transport.closed
+
+        silent = Peer(begin=False)
+        assert silent.connection.until == now[0] + exchange.SILENT_SECONDS
+        partial = Peer()
+        partial.send(frame(HEADERS, 0, 1, head()))
+        unread = Peer()
+        unread.send(request(1, "/large"))
+        await unread.soon()
+        now[0] += exchange.UNREAD_SECONDS
+        for late in (silent, partial, unread):
+            late.connection.late()
+            assert late.transport.closed
+
+    run(work)
+
+
+BROKEN: dict[str, tuple[bytes, int]] = {
+    "a long frame": (frame(DATA, 0, 1, bytes(16385)), 6),
+    "a body without a head": (frame(DATA, 0, 1, b"x"), 1),
+    "a body of the connection": (frame(DATA, 0, 0, b"x"), 1),
+    "an even stream": (request(2), 1),
+    "a head of the connection": (frame(HEADERS, 5, 0, head()), 1),
+    "no HPACK": (frame(HEADERS, 5, 1, b"\xff\xff"), 9),
+    "a head within a head": (frame(HEADERS, 0, 1, head()) + request(3), 1),
+    "nothing that goes on": (frame(CONTINUATION, 4, 1, b""), 1),
+    "an endless head": (frame(HEADERS, 0, 1, head()) + 5 * frame(CONTINUATION, 0, 1, bytes(16384)), 11),
+    "more padding than bytes": (frame(HEADERS, 8 | 4, 1, b"\xff" + head()), 1),
+    "padding without a length": (frame(HEADERS, 8 | 4, 1), 6),
+    "settings of a stream": (frame(SETTINGS, 0, 1), 1),
+    "half a setting": (frame(SETTINGS, 0, 0, b"xxx"), 6),
+    "a window that is too large": (frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 31)), 3),
+    "frames that are too short": (frame(SETTINGS, 0, 0, struct.pack(">HI", 5, 100)), 1),
+    "no window": (frame(WINDOW, 0, 0, bytes(4)), 1),
+    "a window beyond all": (frame(WINDOW, 0, 0, struct.pack(">I", (1 << 31) - 1)), 3),
+    "a short window": (frame(WINDOW, 0, 0, b"x"), 6),
+    "a window of no stream": (frame(WINDOW, 0, 9, struct.pack(">I", 1)), 1),
+    "a reset of no stream": (frame(RESET, 0, 9, bytes(4)), 1),
+    "a short reset": (frame(RESET, 0, 9, b"x"), 6),
+    "a ping of a stream": (frame(PING, 0, 1, bytes(8)), 1),
+    "a short ping": (frame(PING, 0, 0, b"x"), 6),
+    "a push": (frame(PUSH, 4, 1, bytes(4)), 1),
+    "a priority of nothing": (frame(PRIORITY, 0, 0, bytes(5)), 1),
+    "two heads": (frame(HEADERS, 4, 1, head()) + frame(HEADERS, 4, 1, head()), 1),
+    "a body after its end": (request(1, "/slow") + frame(DATA, 0, 1, b"x"), 5),
+    "HTTP/1.1": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 6),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_the_protocol_ends_the_connection(name: str) -> None:
+    async def work() -> None:
+        sent, code = BROKEN[name]
+        peer = Peer()
+        peer.send(sent)
+        assert code_of(await peer.soon()) == code and peer.transport.closed
+        peer.send(request(11))
+        assert await peer.soon() == []
+
+    run(work)
+
+
+def test_another_protocol_is_none_of_ours() -> None:
+    async def work() -> None:
+        peer = Peer(begin=False)
+        peer.send(b"GET / HTTP/1.1\r\n")
+        assert code_of(peer.said()) == 1 and peer.transport.closed
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {":method": ""}, {":path": ""}, {":scheme": None}, {"Upper": "x"}, {"connection": "close"}, {"transfer_encoding": "chunked"},
+        {":status": "200"}, {"content_length": "-1"}, {"content_length": "1" * 20}, {"content_length": "x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_request_is_reset_alone(fields: dict[str, str | None]) -> None:
+    async def work() -> None:
+        peer = Peer()
+        every: dict[str, str | None] = {":method": "POST", ":scheme": "https", ":path": "/x", **fields}
+        named = [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in every.items() if value is not None
+        ]
+        peer.send(frame(HEADERS, 5, 1, b"".join(hpack.encoded(*field) for field in named)) + request(3))
+        frames = await peer.soon()
+        assert [(kind, stream) for kind, _, stream, _ in frames] == [(RESET, 1), (HEADERS, 3), (DATA, 3)]
+
+    run(work)
+
+
+def test_what_comes_behind_a_body_says_nothing() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(
+            frame(HEADERS, 4, 1, head()) + frame(DATA, 0, 1, b"x") + frame(HEADERS, 5, 1, hpack.encoded(b"a", b"b"))
+        )
+        assert peer.answers(await peer.soon()) == {1: (b"200", b"/x||x")}
+
+    run(work)
+
+
+def some_frames(dice: random.Random) -> Iterator[bytes]:
+    stream = 1
+    for _ in range(dice.randrange(1, 30)):
+        kind = dice.randrange(11)
+        if kind < 5:
+            stream += 2
+            yield request(stream, dice.choice(["/x", "/slow", "/large"]), bytes(dice.randrange(3) * 300))
+        elif kind < 8:
+            size = dice.choice((0, 4, 5, 8, 6, 12, 300))
+            payload = (
+                bytes(dice.randrange(256) for _ in range(size))
+                if dice.random() < 0.3
+                else struct.pack(">I", 5000)[:size]
+            )
+            yield frame(
+                dice.choice((DATA, PRIORITY, RESET, SETTINGS, PING, GOAWAY, WINDOW)),
+                dice.choice((0, 0, 1, 8)),
+                dice.choice((0, 1, stream)),
+                payload,
+            )
+        elif kind == 8:
+            yield frame(HEADERS, dice.choice((0, 4, 5, 0x24)), stream + 2, bytes(5) + head())
+            yield frame(CONTINUATION, 4, stream + 2, b"")
+            stream += 2
+        else:
+            yield frame(WINDOW, 0, dice.choice((0, stream)), struct.pack(">I", dice.randrange(1, 1 << 20)))
+
+
+def test_whatever_comes_nothing_is_left_behind() -> None:
+    """Room, streams and reading, after frames in any order, cut anywhere; each connection answers or ends."""
+
+    async def work() -> None:
+        dice = random.Random(7)
+        application = Application()
+        application.overloaded = application.too_slow = lambda: exchange.error(503, "x", close=True)  # type: ignore[attr-defined]
+        for _ in range(400):
+            peer = Peer(application, room=2000)
+            data = b"".join(some_frames(dice))
+            while data and not peer.transport.closed:
+                cut = dice.randrange(1, 400)
+                peer.send(data[:cut])
+                data = data[cut:]
+                if dice.random() < 0.2:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            peer.connection.connection_lost(None)
+            assert peer.room.take_now(2000)
+
+    run(work)
+
+
+def test_over_tls_kube_scheduler_s_client_gets_what_it_offers(tmp_path: Path) -> None:
+    """HTTP/2 who offers it; what is under way when the server ends is answered."""
+    chain, key = certificate(tmp_path, "server")
+
+    async def whole() -> tuple[str | None, list[Frame]]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = servers.Server(cast(Any, Application()), listener, ServerCertificate(str(chain), str(key)))
+        task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
+        trusted = ssl.create_default_context(cafile=str(chain))
+        trusted.set_alpn_protocols(["h2", "http/1.1"])
+        reader, writer = await asyncio.open_connection(
+            *listener.getsockname(), ssl=trusted, server_hostname="127.0.0.1"
+        )
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + request(1, "/slow") + request(3, "/x", b"body"))
+        said, found = b"", []
+        while not any((kind, stream) == (DATA, 3) for kind, _, stream, _ in found):
+            said += await reader.read(1 << 16)
+            peer = Peer()
+            peer.transport.written = bytearray(said)
+            found = peer.said()
+        server.stop()
+        said += await reader.read()
+        await task
+        peer.transport.written = bytearray(said)
+        spoken = writer.get_extra_info("ssl_object").selected_alpn_protocol()
+        writer.close()
+        return spoken, peer.said()
+
+    spoken, frames = asyncio.run(whole())
+    assert spoken == "h2"
+    bodies = {stream: payload for kind, _, stream, payload in frames if kind == DATA}
+    assert bodies == {1: b"slow", 3: b"/x||body"}
+    assert [kind for kind, *_ in frames].count(GOAWAY) == 1
