@@ -375,6 +375,36 @@ static void test_a_holder_that_nothing_fits_any_more_gives_up_its_lease(void)
     }
 }
 
+/* Beside a kernel that is longer than its holder's lease the next one would have a part of its own, so it has to end first; not where that is not paid for, nor for ever, nor on a
+ * card that runs it to its end anyway, nor if the next one's priority is higher. */
+static void test_a_lease_waits_for_what_is_longer_than_it(void)
+{
+    enum { ENDS, UNPAID, ENDLESS, UNCUT, SHORT, HIGHER };
+    for (unsigned run = ENDS; run <= HIGHER; run++) {
+        start(2);
+        vc_tenant_prioritise(&tenants[1], run == HIGHER ? VC_PRIORITY_HIGH : VC_PRIORITY_NORMAL);
+        waits(0, T);
+        vc_plan_decide(&plan, T);
+        uint64_t ends = T + (run == ENDLESS ? 200 : run == SHORT ? 7 : 20) * MS;
+        tenants[1].was_idle = false; /* it does not come back from idle */
+        tenants[1].virtual_ns = 1e6;
+        plan.uncut_until_ns = run == UNCUT ? T + 1000 * MS : 0;
+        uint64_t until = run == ENDS ? ends - VC_LEASE_LEAD_NS : run == ENDLESS ? T + 31 * MS : T + 6 * MS, next = T;
+        works(0, T, run == UNPAID ? 0 : ends - T, ends);
+        for (uint64_t now = T; now < until; now = next) {
+            for (unsigned i = 0; i < 2; i++)
+                waits(i, now);
+            next = vc_plan_decide(&plan, now);
+            CHECK(plan.holder == 0 && next > now);
+        }
+        CHECK(next == until || run == ENDLESS);
+        tenants[0].virtual_ns = 1e9; /* whatever it was charged */
+        waits(1, until);
+        vc_plan_decide(&plan, until);
+        CHECK(plan.holder == 1 && (tenants[1].lease_clock_ns == ends || run == UNPAID));
+    }
+}
+
 /* Longer than others' slices take nobody waits on a card that slices: where somebody does, who has begun has the card. */
 static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
 {
@@ -753,6 +783,7 @@ int main(void)
     test_an_overdrawn_account_is_closed_until_it_is_paid();
     test_what_processes_tell_counts_whatever_the_file_says();
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
+    test_a_lease_waits_for_what_is_longer_than_it();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_nobodys_lease_is_its_own_while_others_work_may_begin_at_any_time();
     test_waits_of_several_operations_do_not_add_up();

@@ -61,6 +61,7 @@ struct process {
     struct model_load load;
     struct vc_slot_card *slot;
     unsigned kind;
+    uint64_t seldom_at_ns;
     int open;
     uint64_t burst_from_ns;
     unsigned next_mark;
@@ -318,7 +319,9 @@ static void hand_over(struct model *model, struct process *process, struct mark 
         ns *= pow((double)process->load.longest_ns / ns, (double)(process->kind * 29 % MODEL_KINDS) / (MODEL_KINDS - 1));
     if (process->load.sly_ns && model->limits.cards[process->tenant].lease_sequence & VC_LEASE_TOGETHER)
         ns = (double)process->load.sly_ns;
-    bool slower = process->load.change_ns ? model->now / process->load.change_ns % 2 : model->now > 2000000000;
+    bool slower = process->load.seldom_ns ? process->kind : process->load.change_ns ? model->now / process->load.change_ns % 2 : model->now > 2000000000;
+    if (process->load.seldom_ns && slower)
+        process->seldom_at_ns = model->now + process->load.seldom_ns;
     if (process->load.slower_ns && slower)
         ns = (double)process->load.slower_ns;
     uint64_t call = varied(model, model->timing.launch_ns), stall = held_up(model), begins = *host_ns;
@@ -388,6 +391,8 @@ static void launch(struct model *model, struct process *process)
 {
     vc_test_ticks = model->now;
     uint64_t host = model->now;
+    if (process->load.seldom_ns)
+        process->kind = model->now >= process->seldom_at_ns;
     struct vc_estimate *estimate = &model->processes[process->context].estimates[process->kind];
     if (process->load.native || vc_lane_pass(&process->lane, estimate)) {
         hand_over(model, process, NULL, &host);

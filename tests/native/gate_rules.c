@@ -207,6 +207,18 @@ static void test_the_holder_fits_its_work_into_the_lease(void)
 }
 
 /* Ten operations of 500 us at once, as a request that comes from idle: how many go before one has to wait. */
+/* When its lease has ended it may be the next one's at any moment. */
+static void test_nothing_long_begins_behind_a_lease(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 4 * MS, T);
+    CHECK(ask(T + 5 * MS, 20 * MS) == VC_GATE_LEASE && answer.refill_ns == VC_NOTHING_FITS);
+    CHECK(ask(T + 3 * MS, 20 * MS) == VC_GATE_GO); /* nothing would ever fit */
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 4 * MS, T);
+    CHECK(ask(T + 5 * MS, 1 * MS) == VC_GATE_GO); /* the card is not idle while the arbiter is late */
+}
+
 static unsigned burst(uint64_t at, uint64_t lease_end)
 {
     lease(at, lease_end, at);
@@ -1366,6 +1378,7 @@ int main(void)
     test_what_nobody_looks_at_is_charged_as_time_passes();
     test_only_the_holder_of_the_lease_passes();
     test_the_holder_fits_its_work_into_the_lease();
+    test_nothing_long_begins_behind_a_lease();
     test_a_request_from_idle_never_sleeps_while_nobody_waits();
     test_a_new_holder_counts_from_its_predecessors_end();
     test_a_permit_is_paid_for_and_the_rest_comes_back();

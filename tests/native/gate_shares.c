@@ -451,6 +451,30 @@ static void test_long_kernels_beside_who_waits_for_each_of_its_own_have_their_li
     }
 }
 
+/* Beside kernels longer than its lease a neighbour has its own lease whole, whatever it does: one of them that was let begin before the other's had ended had 66 points of 70 beside its
+ * like, 28 of 30 were left to a steady one, and who was long now and then 35 of 30, the other's 46 of 50. */
+static void test_leases_wait_for_long_kernels(void)
+{
+    static const struct {
+        uint32_t cores, others;
+        struct model_load load;
+    } cases[] = {{70, 30, {.kernel_ns = MS, .until_ns = 100 * S}},
+                 {50, 30, {.kernel_ns = 10 * US, .slower_ns = 3 * MS, .change_ns = 60 * MS, .sync_every = 1, .until_ns = 100 * S}},
+                 {70, 30, {.kernel_ns = 20 * MS, .until_ns = 100 * S}}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model *model = model_new(1, true);
+        model_tenant(model, cases[i].cores, cases[i].cores, true);
+        model_process(model, 0, greedy(20 * MS));
+        model_tenant(model, cases[i].others, cases[i].others, true);
+        model_process(model, 1, cases[i].load);
+        model_run(model, 6 * S);
+        double got = share(model, 0, S, 6 * S), other = share(model, 1, S, 6 * S);
+        CHECK(got <= cases[i].cores + 1 && got >= cases[i].cores - 3);
+        CHECK(other <= cases[i].others + 1 && other >= cases[i].others - 1.5);
+        model_free(model);
+    }
+}
+
 /* Beside a steady 70 on an H100, where a slice and two switches are long: who waits behind its own work does not wait for a card that cuts no kernel.
  * For ten seconds after that was believed the 30 had 51 points, charged 30. */
 static void test_waiting_behind_work_of_its_own_shows_no_uncut_card(void)
@@ -674,6 +698,7 @@ int main(void)
     test_long_kernels_of_several_tenants_are_charged_what_they_had();
     test_waiting_behind_work_of_its_own_shows_no_uncut_card();
     test_long_kernels_beside_who_waits_for_each_of_its_own_have_their_limit();
+    test_leases_wait_for_long_kernels();
     test_what_a_neighbour_takes_in_advance_comes_back();
     test_a_queue_of_short_kernels_that_turn_long_is_bounded_and_charged();
     test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost();

@@ -11,6 +11,9 @@
 static const double UNEXPLAINED_PART = 0.04;
 /* … less what others had of it, up to this part of its charges. */
 static const double BELIEVED_PART = 0.75;
+/* So much beyond a lease's end its holder may have on the card before the next one waits for that, and so long that one waits: no longer, or what is on the card and what is held back might
+ * wait for each other. */
+static const uint64_t RUNS_ON_LEAST_NS = 2000000, RUNS_ON_MOST_NS = 25000000;
 /* Time used beyond the guaranteed share while others waited: carried this far, so that long operations are paid for too. */
 static const double ENTITLED_DEBT_NS = 1e9;
 
@@ -198,12 +201,23 @@ static bool gives_up(const struct vc_tenant *holder)
     return holder->waiting && holder->seen.refill_ns == VC_NOTHING_FITS && holder->lease_charged_ns > 0;
 }
 
+/* What it has on the card is too long for its lease, and paid for. Beside it the next holder would have a part of its lease at best, and next to nothing where it waits for each of its
+ * short operations; and what each of the two had would be a guess. Who ranks higher waits for one lease at most. */
+static bool runs_on(const struct vc_card_plan *plan, uint64_t now_ns)
+{
+    const struct vc_tenant *holder = &plan->tenants[plan->holder];
+    uint64_t until = vc_earlier(vc_earlier(holder->finish_ns, holder->paid_until_ns), plan->lease_end_ns + RUNS_ON_MOST_NS);
+    int next = least_served(plan, -1, plan->holder);
+    bool higher = next >= 0 && plan->tenants[next].rank > holder->rank;
+    return !higher && plan->uncut_until_ns <= now_ns && until > now_ns && holder->finish_ns > plan->lease_end_ns + RUNS_ON_LEAST_NS;
+}
+
 static bool lease_is_over(const struct vc_card_plan *plan, uint64_t now_ns)
 {
     const struct vc_tenant *holder = &plan->tenants[plan->holder];
-    if (now_ns >= plan->lease_end_ns)
-        return true;
     bool nearly_done = holder->finish_ns <= now_ns + VC_LEASE_LEAD_NS;
+    if (now_ns >= plan->lease_end_ns)
+        return nearly_done || !runs_on(plan, now_ns);
     if (nearly_done && gives_up(holder))
         return true;
     if (nearly_done && now_ns + VC_LEASE_LEAD_NS >= plan->lease_end_ns)
@@ -333,7 +347,7 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
         uint64_t finish = plan->tenants[plan->holder].finish_ns;
         if (plan->contended) {
             uint64_t lead = vc_later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
-            next = vc_earlier(next, vc_earlier(plan->lease_end_ns, vc_later(lead, now_ns)));
+            next = vc_earlier(next, vc_later(now_ns < plan->lease_end_ns ? vc_earlier(plan->lease_end_ns, lead) : lead, now_ns));
             if (gives_up(&plan->tenants[plan->holder]))
                 next = vc_earlier(next, vc_later(finish - vc_earlier(finish, VC_LEASE_LEAD_NS), now_ns));
         }

@@ -55,6 +55,7 @@ struct vc_tenant {
     int64_t unrun_ns, told_unrun_ns; /* charged, or told, and not yet taken to have run; below 0 where it was charged back */
     int64_t largest_ns;  /* the largest charge of one look, the less the longer ago that was */
     uint64_t finish_ns;  /* bounded predicted finish */
+    uint64_t paid_until_ns; /* … as far as it was charged for it */
     bool still;          /* its processes say neither that their work is done nor until when it lasts: they were stopped … */
     uint64_t still_ns;   /* … and so long it was believed to be on the card for that, beyond what it was charged … */
     int64_t beside_still_ns; /* … and what others were charged meanwhile, not yet taken for their part */

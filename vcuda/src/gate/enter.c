@@ -78,10 +78,11 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
         refuse(answer, VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
         return true;
     }
-    if (nothing_outstanding)
-        return false;
     uint64_t half = cost_ns / 2;
-    if (policy->lease_end_ns != UINT64_MAX && gate->finish_ns + half > policy->lease_end_ns) {
+    bool over = cost_ns >= VC_LONG_OPERATION_NS && now_ns >= policy->lease_end_ns;
+    if (nothing_outstanding && !over)
+        return false;
+    if (policy->lease_end_ns != UINT64_MAX && (over || gate->finish_ns + half > policy->lease_end_ns)) {
         bool turn = policy->turn_ends_first;
         refuse(answer, turn ? VC_GATE_TURN : VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
         answer->call_next = turn && vc_turn_shorten(&gate->turns, now_ns, gate->finish_ns);
