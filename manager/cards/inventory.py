@@ -93,6 +93,7 @@ class Inventory:
         self._met: set[str] = set()  # UUIDs that the driver has shown to this daemon
         self._cuda_version = ""
         self._blocked: Mapping[str, str] = {}
+        self._failures: dict[str, str] = {}  # what the last probe found
         self._xids: dict[str, tuple[int, float]] = {}
         self._xid_counts: dict[tuple[str, int, bool], int] = {}
         self._snapshot = Snapshot("", "", ())  # like none that a probe makes
@@ -271,14 +272,17 @@ class Inventory:
                 del self._xids[uuid]
 
     def _publish(self, version: str, failures: dict[str, str] | None = None) -> Snapshot:
-        problems = dict(failures) if failures is not None else dict(self._snapshot.problems)
+        if failures is not None:
+            self._failures = failures
+        problems = dict(self._failures)
         problems.update(self._node_problems(problems))
         blocked = self._blocked
         for uuid in self._known.keys() & blocked.keys():
             problems.setdefault(uuid, blocked[uuid])
         for item in self._known.values():
             if item.physical_uuid in self._xids:
-                problems.setdefault(item.card.uuid, f"Xid {self._xids[item.physical_uuid][0]}")
+                other, xid = problems.get(item.card.uuid), f"Xid {self._xids[item.physical_uuid][0]}"
+                problems[item.card.uuid] = f"{other}; {xid}" if other else xid
         cards = tuple(
             dataclasses.replace(
                 item, card=dataclasses.replace(item.card, healthy=uuid not in problems, why=self._told(uuid, problems))
@@ -294,8 +298,8 @@ class Inventory:
 
     def _told(self, uuid: str, problems: Mapping[str, str]) -> str:
         """Why a card is unhealthy, for everybody: whose pod holds it past us is nobody else's business."""
-        why = problems.get(uuid, "")
-        return _HELD if why and why == self._blocked.get(uuid) else why
+        why, held = problems.get(uuid, ""), self._blocked.get(uuid, "")
+        return _HELD + why.removeprefix(held) if held and why.startswith(held) else why
 
     def _node_problems(self, failures: dict[str, str]) -> dict[str, str]:
         if not self._known:

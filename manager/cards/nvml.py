@@ -85,6 +85,7 @@ class NvmlDriver:
         self._root = root
         self._lock = threading.Lock()
         self._events: Any = None
+        self._shown: tuple[str, ...] = ()  # the cards of the last probe
         self._watched: tuple[str, ...] = ()
         self._watched_uuids: dict[int | None, str] = {}  # by the handle that an event names
         self._links: dict[tuple[str, ...], dict[str, tuple[tuple[str, int], ...]]] = {}
@@ -219,7 +220,9 @@ class NvmlDriver:
 
     def _register_events(self, handles: dict[str, Any]) -> None:
         watched = tuple(sorted(handles))
-        if watched == self._watched:
+        before, self._shown = self._shown, watched
+        # Why a card is lost may be told after the probe that misses it: its events are taken until the next one.
+        if watched == self._watched or (watched != before and set(watched) < set(self._watched)):
             return
         self._watched = watched
         self._watched_uuids = {_address(handle): uuid for uuid, handle in handles.items()}

@@ -120,3 +120,48 @@ def test_an_event_that_comes_while_a_failed_wait_is_slept_off_is_counted(root: P
     while not watched.snapshot.problems:
         watched._watch()
     assert watched.xid_counts == {("GPU-1", 79, False): 1}
+
+
+class LateDriver(LosingDriver):
+    """The Xid of its lost card comes after a probe that found it lost, and one of its other card, too."""
+
+    def __init__(self, world: dict[str, bool]) -> None:
+        super().__init__(world)
+        self.pending = []
+
+    def wait_xid(self, _: float) -> XidEvent | None:
+        return self.pending.pop() if self.pending else None
+
+
+def test_an_xid_is_told_of_a_card_that_a_probe_has_found_lost_before(root: Path) -> None:
+    """Events and annotations said that it is lost, and never which error it was."""
+    driver, told = LateDriver({"lost": False, "gone": False}), list[tuple[str, str]]()
+    watched = Inventory(
+        HostRoot(root),
+        lambda _: driver,
+        Settings,
+        SeenCards(root),
+        on_health=lambda uuid, why: told.append((uuid, why)),
+    )
+    watched.probe()
+    driver.seen["lost"] = True
+    watched.probe()
+    assert told == [("GPU-1", "GPU is lost")]
+    driver.pending = [XidEvent("GPU-1", 79)]
+    watched._watch()
+    for _ in range(2):
+        assert dict(watched.snapshot.problems) == {"GPU-1": "GPU is lost; Xid 79"}
+        watched.probe()
+    assert told[1:] == [("GPU-1", "GPU is lost; Xid 79")]
+
+
+def test_whose_pod_holds_a_card_is_not_told_with_its_xid_either(root: Path) -> None:
+    driver = LateDriver({"lost": False, "gone": False})
+    watched = Inventory(HostRoot(root), lambda _: driver, Settings, SeenCards(root))
+    watched.block({"GPU-1": "claim of pod ns/name"})
+    watched.probe()
+    driver.pending = [XidEvent("GPU-1", 48)]
+    watched._watch()
+    assert dict(watched.snapshot.problems) == {"GPU-1": "claim of pod ns/name; Xid 48"}
+    assert [item.card.why for item in watched.snapshot.cards][1].startswith("something past gpu-manager holds it")
+    assert [item.card.why for item in watched.snapshot.cards][1].endswith("; Xid 48")

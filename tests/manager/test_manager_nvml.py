@@ -15,7 +15,7 @@ from manager.cards.driver import DriverError, NullDriver
 from manager.cards.nvml import NvmlDriver
 from tests.support.ldcache import ELF
 from vcuda.driver.root import HostRoot
-from vcuda.sim import CardLost, Machine, SimCard
+from vcuda.sim import CardLost, Machine, SimCard, Xid
 
 GIB = 2**30
 Opened = Callable[..., NvmlDriver]
@@ -219,6 +219,22 @@ def test_the_xid_of_a_lost_card_is_told_though_the_card_no_longer_tells_its_uuid
     try:
         uuids = [item.card.uuid for item in driver.probe().cards]
         machine.inject(CardLost(1))
+        event = driver.wait_xid(5.0)
+        assert event is not None
+        assert (event.uuid, event.xid) == (uuids[1], 79)
+    finally:
+        driver.close()
+
+
+def test_the_xid_of_a_card_that_a_probe_found_lost_before_is_told(make_machine: Callable[..., Machine]) -> None:
+    """The probe made the set of events anew without the card, and what the driver said a moment later was never heard."""
+    machine = make_machine(SimCard(memory_bytes=8 * GIB), SimCard(memory_bytes=8 * GIB))
+    driver = nvml.open_driver(HostRoot(machine.root))
+    try:
+        uuids = [item.card.uuid for item in driver.probe().cards]
+        machine.inject(CardLost(1, xid=False))
+        assert [uuid for uuid, _ in driver.probe().failed]
+        machine.inject(Xid(1, 79))
         event = driver.wait_xid(5.0)
         assert event is not None
         assert (event.uuid, event.xid) == (uuids[1], 79)
