@@ -1,6 +1,10 @@
-"""Settings of every test run: how long hypothesis may look, which files go first, and that no test leaves a process behind."""
+"""Settings of every test run: how long hypothesis may look, which files go first, and that no test leaves a process or a setting behind."""
 
 from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -21,3 +25,19 @@ FIRST = ("vcuda/test_gate_cheats.py", "vcuda/test_gate_sim.py", "e2e/test_local_
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {f"tests/{name}": rank for rank, name in enumerate(FIRST)}
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+
+
+@pytest.fixture(autouse=True)
+def interpreter_as_it_was() -> Iterator[None]:
+    """What an extender sets for its process (scheduler_ext/engine/garbage.py) is gone with the test in which it served.
+
+    Else each engine of the tests after it looked twice at all objects of this process: half a second of each test.
+    """
+    thresholds, switch = gc.get_threshold(), sys.getswitchinterval()
+    yield
+    if gc.get_threshold() != thresholds:
+        gc.set_threshold(*thresholds)
+        gc.callbacks[:] = [
+            each for each in gc.callbacks if not getattr(each, "__module__", "").startswith("scheduler_ext.")
+        ]
+    sys.setswitchinterval(switch)
