@@ -18,7 +18,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.sync.api import ApiServer, Writer
 from scheduler_ext.sync.lanes import Lanes, Task
-from scheduler_ext.sync.turns import Turns
+from scheduler_ext.sync.turns import Closed, Turns
 from vcuda.kube.errors import ApiError, KubeError
 from vcuda.logs import fields
 from vcuda.spec import request
@@ -124,7 +124,12 @@ class Binder:
         return True
 
     async def close(self) -> None:
-        """Wait for all writes that have begun, each at most for the API server's time; then disconnect."""
+        """Wait for all writes that have begun, each at most for the API server's time; then disconnect.
+
+        What waits for its turn is not begun: dozens of looks at pods would take longer than anybody waits for our end.
+        """
+        self._turns.close()
+        self._reading.close()
         while self._running:
             await asyncio.wait(self._running.values())
         await self._writer.close()
@@ -164,6 +169,12 @@ class Binder:
             self._engine.end_bind(record.uid, State.ASSUMED)
 
     async def _bind(self, args: BindingArgs) -> Refused | None:
+        try:
+            return await self._bind_in_turn(args)
+        except Closed:
+            return Refused(ExtenderReason.NOT_LEADER, "this extender ends, and had not begun to bind the pod")
+
+    async def _bind_in_turn(self, args: BindingArgs) -> Refused | None:
         await self._turns.wait(args.namespace)
         begun = self._engine.begin_bind(args.uid, args.node)
         if isinstance(begun, Write):
@@ -177,7 +188,11 @@ class Binder:
                 self._reading.give_back(args.namespace)
             if not isinstance(answer, Write):
                 return answer
-            await self._turns.wait(args.namespace)
+            try:
+                await self._turns.wait(args.namespace)
+            except Closed:
+                self._engine.end_bind(args.uid, State.ASSUMED)
+                raise
             return await self._write(args, answer)
         return begun if isinstance(begun, Refused) else None
 

@@ -12,6 +12,10 @@ _LOOK_SECONDS = 0.25  # between two looks whether somebody is, while others wait
 _MOST_KNOWN = 4096  # namespaces known to be slow; beyond that the oldest counts as usual
 
 
+class Closed(Exception):
+    """There are no turns any more."""
+
+
 class Turns:
     """`most` at a time. A namespace gets one while it has fewer than are free: alone it has half, and leaves the rest.
 
@@ -28,6 +32,7 @@ class Turns:
         self._moved: dict[str, float] = {}  # by who has any: when it got its first, or gave one back
         self._waiting: dict[str, collections.deque[asyncio.Future[None]]] = {}
         self._looking: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def take(self, namespace: str) -> bool:
         """A turn at once, if there is one for this namespace and nobody of it waits."""
@@ -37,9 +42,11 @@ class Turns:
         return True
 
     async def wait(self, namespace: str) -> None:
-        """A turn, in the end."""
+        """A turn, in the end. Raises Closed."""
         if self.take(namespace):
             return
+        if self._closed:
+            raise Closed
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.setdefault(namespace, collections.deque()).append(turn)
@@ -63,6 +70,13 @@ class Turns:
         if not self._has[namespace]:
             del self._has[namespace], self._moved[namespace]
         self._serve()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._closed = True
+        for turn in [turn for turns in self._waiting.values() for turn in turns if not turn.done()]:
+            turn.set_exception(Closed)
+        self._waiting.clear()
 
     def _serve(self) -> None:
         """Give what is free to who waits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +170,29 @@ def test_turns_of_who_is_slow_are_its_own_until_it_is_fast_again() -> None:
         assert turns.take("a") and turns._free == [0, 1], "it was fast"
 
     asyncio.run(scene())
+
+
+def test_an_extender_that_ends_waits_for_no_binding_that_has_not_begun(api: FakeApi, tmp_path: Path) -> None:
+    """Each had to look at its pod first, for five seconds, four at a time: it was killed long before."""
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--assume-seconds", "60")
+    try:
+        with httpx.Client(base_url=served.url, timeout=60) as client, ThreadPoolExecutor(40) as threads:
+            eventually(lambda: client.get("/readyz").status_code == 200)
+            for number in range(40):
+                api.put("pods", of("bad", pod(f"p{number}", 5, 1, uid=f"p{number}")))
+            api.hook = lambda one: Fault(late_s=5.0) if one.method == "GET" and "/pods/p" in one.path else None
+            body = {"PodNamespace": "bad", "Node": "a"}
+
+            def bind(number: int) -> None:
+                with contextlib.suppress(httpx.HTTPError):
+                    client.post("/scheduler/bind", json=body | {"PodName": f"p{number}", "PodUID": f"p{number}"})
+
+            for number in range(40):  # nothing is assumed for them, as after a restart
+                threads.submit(bind, number)
+            time.sleep(2)
+            served.stop()
+    finally:
+        served.process.kill()
 
 
 def test_who_is_cancelled_while_it_waits_takes_no_turn_with_it() -> None:
