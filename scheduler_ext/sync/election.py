@@ -1,7 +1,8 @@
 """Leader and standby: of several extenders exactly one serves, the holder of a coordination.k8s.io Lease.
 
 Clocks are never compared between machines. A standby takes a lease over only after it has watched it unchanged for its
-whole duration on its own monotonic clock. The leader counts from before it sent its last successful renewal and stops
+whole duration on its own monotonic clock; who touches anything else of its object delays nobody. The leader counts from
+before it sent its last renewal that was taken, by its answer or by what the lease says later, and stops
 `margin_seconds` earlier, so that what it has sent by then has arrived before anybody else may serve.
 
 That a lease is not there says nothing: it may have been deleted, or a backup restored, and its leader goes on until it
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 _CONFLICT = 409
 _RENEWALS = 6  # per lease duration
 _GIVEN_BACK = 1  # the leaseDurationSeconds of a lease that its leader gave back, as in client-go; else it is longer
+_TRIES = 6  # of a write that meets others': whoever may touch the lease's object ends no leader
 _RECENT = 3  # pauses between two looks: no backup is made, and restored after another has led, within them
 _NEVER = float("-inf")
 
@@ -89,8 +91,9 @@ class Election:
         self._from: float | None = None
         self._longest = lease_seconds  # of all durations seen: replicas may be set differently during a rollout
         self._has_led = self._over = False
-        self._role = ""
-        self._seen: tuple[str, str] | None = None  # holder and version of the lease
+        self._role = self._last_holder = ""
+        self._unanswered: dict[str, float] = {}  # renewals, by their time as the lease says it, and when they were sent
+        self._seen: Mapping[str, Any] | None = None  # what the lease said
         self._seen_since = 0.0
         self._watched: _Watched | None = None
         self._problem = "the lease has not been read yet"
@@ -118,7 +121,9 @@ class Election:
         if self._over:
             return
         try:
-            self._try()
+            for _ in range(_TRIES):
+                if self._try():
+                    break
         except KubeError as error:
             self._problem = f"lease {self._lease} could not be read or renewed: {error}"
             _log.warning("%s", self._problem)
@@ -127,7 +132,8 @@ class Election:
         else:
             self._show_role("leader" if self.standby_reason() is None and self._ready() else "standby")
 
-    def _try(self) -> None:
+    def _try(self) -> bool:
+        """Whether it is done: false where another's write was faster."""
         asked = self._clock()
         found = self._api.lease(self._lease.namespace, self._lease.name)
         spec: Mapping[str, Any] = (found or {}).get("spec") or {}
@@ -139,19 +145,21 @@ class Election:
             self._problem = f"lease {self._lease} {what}"
             _log.error("%s; this replica's view is stale and it ends", self._problem)
             self._lost()
-            return
+            return True
         if not ours:
             self._from = None
+        elif (sent := self._unanswered.pop(str(spec.get("renewTime")), None)) is not None:
+            self._renewed(sent)
         given_back = not holder and spec.get("leaseDurationSeconds") == _GIVEN_BACK
         watched = self._watch(found, given_back=given_back, named=bool(holder) and not ours, asked=asked)
         if found is not None and not ours:
-            if not (given_back and watched) and not self._waited_out(found, holder, spec):
+            if not (given_back and watched) and not self._waited_out(spec):
                 self._problem = f"{holder or 'nobody'} holds lease {self._lease}"
                 if given_back:
                     self._problem += "; whether it was given back just now is not known: its duration has to pass"
-                return
+                return True
             self._from = _NEVER  # also if the answer to the write is lost: it is by this version, or not at all
-        self._take(found, spec, holder)
+        return self._take(found, spec, holder)
 
     def _watch(self, found: Mapping[str, Any] | None, *, given_back: bool, named: bool, asked: float) -> bool:
         """Note the lease as it is now; whether it is the one that was watched a moment ago, and has only gone on.
@@ -176,16 +184,16 @@ class Election:
             self._watched = now
         return went_on
 
-    def _waited_out(self, found: Mapping[str, Any], holder: str, spec: Mapping[str, Any]) -> bool:
+    def _waited_out(self, spec: Mapping[str, Any]) -> bool:
         """Whether the holder has let its whole lease pass before our eyes."""
         duration = spec.get("leaseDurationSeconds")
-        seen = (holder, str(found["metadata"].get("resourceVersion", "")))
-        if seen != self._seen:
-            self._seen, self._seen_since = seen, self._clock()
+        if spec != self._seen:
+            self._seen, self._seen_since = spec, self._clock()
         self._longest = max(self._longest, float(duration) if isinstance(duration, int) else 0.0)
         return self._clock() - self._seen_since > self._longest
 
-    def _take(self, found: dict[str, Any] | None, spec: Mapping[str, Any], holder: str) -> None:
+    def _take(self, found: dict[str, Any] | None, spec: Mapping[str, Any], holder: str) -> bool:
+        """Write that it is ours; false where another's write was faster."""
         wanted = {
             **spec,
             "holderIdentity": self._identity,
@@ -195,14 +203,22 @@ class Election:
         if holder != self._identity:
             wanted["acquireTime"] = wanted["renewTime"]
             wanted["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (found is not None)
+            self._last_holder = holder
         sent = self._clock()
+        self._unanswered = {at: when for at, when in self._unanswered.items() if when > sent - self._seconds}
+        self._unanswered[wanted["renewTime"]] = sent
         try:
             self._api.put_lease(self._lease.namespace, self._lease.name, found, wanted)
         except ApiError as error:
             if error.status != _CONFLICT:
                 raise
             self._problem = f"another replica was faster with lease {self._lease}"
-            return
+            return False
+        self._renewed(self._unanswered.pop(wanted["renewTime"]))
+        return True
+
+    def _renewed(self, sent: float) -> None:
+        """The lease is ours by what was sent then."""
         now = self._clock()
         if self._from is None:
             self._from = now + self._longest
@@ -216,12 +232,12 @@ class Election:
                 "if it was deleted, its leader has stopped by then"
             )
             return
-        self._until = sent + self._seconds - self._margin
+        self._until = max(self._until, sent + self._seconds - self._margin)
         self._problem = f"its last renewal of lease {self._lease} is too long ago"
         if not self._has_led:
             self._has_led = True
             _log.info("this replica leads: it holds lease %s", self._lease)
-            self._demote(holder)
+            self._demote(self._last_holder)
             self._gained()
 
     def _demote(self, holder: str) -> None:

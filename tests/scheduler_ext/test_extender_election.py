@@ -269,6 +269,100 @@ def test_who_lost_the_answer_to_its_creation_waits_from_when_it_knows_of_it() ->
     assert one.serves
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_leader_whose_renewals_are_carried_out_but_not_answered_goes_on(late: bool) -> None:
+    world = World()
+    a, b = Replica(world, "a"), Replica(world, "b")
+    a.lead()
+    delayed: list[Callable[[], Any]] = []
+    lines: Any = a.election._api
+    put = Lines.put_lease
+
+    def unanswered(*given: Any) -> None:
+        delayed.append(lambda: put(lines, *given))
+        if not late:
+            delayed.pop()()
+        raise ApiUnreachable("the answer is lost")
+
+    lines.put_lease = unanswered
+    for _ in range(40):
+        world.now += 5
+        a.step()
+        assert a.serves
+        world.now += 1
+        for act in delayed:
+            act()
+        delayed.clear()
+        b.step()
+        assert not b.serves
+    assert a.events == ["gained"]
+
+
+def test_a_renewal_that_was_not_answered_counts_from_when_it_was_sent() -> None:
+    world = World()
+    a, b = Replica(world, "a"), Replica(world, "b")
+    a.lead()
+    world.now += 5
+    plain = world.call
+
+    def lossy(who: str, act: Callable[[], Any]) -> Any:
+        plain(who, act)
+        raise ApiUnreachable("the answer is lost")
+
+    election = a.election
+    put = Lines.put_lease
+    lines: Any = election._api
+    lines.put_lease = lambda *given: (put(lines, *given), lossy("a", lambda: None))
+    a.step()
+    b.step()  # sees that renewal, which was sent at 5 s
+    lines.put_lease = lambda *_: lossy("a", lambda: None)
+    world.now += 14
+    a.step()
+    assert a.serves
+    world.now += 7  # 21 s after it was sent, and its last word says nothing
+    a.step()
+    assert not a.serves
+    b.step()
+    assert not b.serves
+    world.now += 10
+    b.step()
+    assert b.serves
+
+
+def test_a_lease_that_somebody_touches_all_the_time_lapses_all_the_same() -> None:
+    world = World()
+    a, b = Replica(world, "a"), Replica(world, "b")
+    a.lead()
+    for _ in range(32):
+        b.step()
+        world.now += 1
+        world.edit(world.found["spec"] if world.found else {})
+    b.step()
+    assert b.serves
+
+
+def test_a_leader_whose_lease_others_touch_in_between_renews_it() -> None:
+    world = World()
+    a = Replica(world, "a")
+    a.lead()
+    found, touched = Lines.lease, 0
+    lines: Any = a.election._api
+
+    def touched_behind(*place: str) -> Any:
+        nonlocal touched
+        lease = found(lines, *place)
+        if touched % 5 < 4:  # four of five writes come too late
+            world.edit(lease["spec"])
+        touched += 1
+        return lease
+
+    lines.lease = touched_behind
+    for _ in range(10):
+        world.now += 5
+        a.step()
+        assert a.serves
+
+
 def test_a_lease_of_before_a_restored_backup_gives_nobody_the_right_to_serve_at_once() -> None:
     world = World(new=True)
     one, two = Replica(world, "one"), Replica(world, "two")
