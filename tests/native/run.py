@@ -77,6 +77,7 @@ PROGRAMS = {
     "quota_threads": Program(("quota_threads_test.c",)),
     "quota_processes": Program(("quota_processes_test.c",)),
     "scheduler_names": Program(("scheduler_names_test.c",), ("scheduler/*",), threads=False),
+    "scheduler_exact": Program(("scheduler_exact_test.c",), ("scheduler/*",), threads=False),
     "scheduler_kept": Program(("scheduler_kept_test.c",), ("scheduler/*",), threads=False),
     "slot": Program(("slot_test.c",)),
     "slot_exit": Program(("slot_exit_test.c",)),

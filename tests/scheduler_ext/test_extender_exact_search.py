@@ -12,6 +12,8 @@ import pytest
 from scheduler_ext.scoring import exact_search
 from scheduler_ext.scoring.scores import Scores
 from scheduler_ext.state.cluster import Usage
+from scheduler_ext.state.shape import Shape, Step
+from tests.scheduler_ext import exact_search_reference
 from tests.scheduler_ext.extender_engine import engine_with
 from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
 from vcuda.spec import placement, request
@@ -133,6 +135,31 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[exact_search.Budget]:
 
     monkeypatch.setattr(exact_search, "search", noted)
     return budgets
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_core_tries_the_same_choices_in_the_same_order_as_plain_python(seed: int) -> None:
+    draw = random.Random(seed)
+    found = bounded = 0
+    for _ in range(400):
+        standing, inits = draw.randint(1, 7), draw.randint(0, 2)
+        steps = []
+        for number in range(standing + inits):
+            init, whole = number >= standing, draw.random() < 0.15
+            amounts = (100, 0) if whole else (draw.choice([5, 20, 34, 50, 67]), draw.randint(0, 20))
+            beside = draw.randint(0, standing) if init else 0
+            steps.append(Step(*amounts, draw.choice([1, 1, 1, 2, 3]), whole, init, beside))
+        shape = Shape(tuple(steps), Policy.FGD)
+        totals = [draw.choice([0, 40, 40, 80]) for _ in range(draw.randint(0, 7))]
+        free = sorted((draw.choice([0, 30, 67, 100, 100]), draw.choice([total // 2, total]), total) for total in totals)
+        most = draw.choice([-1, 0, 1, 7, 60, 2000])
+        budget = exact_search.Budget(most)
+        assert exact_search.search(shape, free, budget) == exact_search_reference.search(shape, free, most)[0]
+        left = exact_search_reference.search(shape, free, most)[1]
+        assert budget.left == left or (most < 0 and budget.left == most)
+        found += next(iter(budget.found.values())) is not None
+        bounded += left == 0 < most
+    assert found > 20 and bounded > 5
 
 
 def test_all_nodes_of_one_pass_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:

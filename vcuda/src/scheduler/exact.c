@@ -1,0 +1,300 @@
+/* Whether several containers fit on one node's cards together: a bounded search, for nodes that greed refused.
+ *
+ * Greed takes the containers in their order: a share on the emptiest card can leave no untouched card for the next one, though
+ * both fit. Here whole cards and large shares are placed first, the fullest cards are tried first, of cards that are alike now
+ * only how many are taken, and what can't work any more is left early.
+ */
+#include <stdlib.h>
+
+#include "scheduler/policy.h"
+
+/* The cards that one step may take, in groups of those that are alike, and how many it takes of each now. */
+struct level {
+    int64_t *columns; /* group by group */
+    int64_t *first;   /* of each group its first place there; one more for the end */
+    int64_t *taken;
+    int64_t groups;
+};
+
+struct search {
+    const struct vc_step *steps;
+    const struct vc_free *cards;
+    int64_t count, columns, standing, left;
+    int64_t *order;          /* of the steps that keep running: who is placed first */
+    int64_t *at;             /* where each step's picks begin */
+    int64_t *cores, *blocks; /* free now */
+    int64_t *then_cores, *then_blocks; /* free while an init container runs; behind these are the cards that it may have */
+    int64_t *room;           /* of all levels */
+    int64_t *picks;
+};
+
+static int64_t blocks_of(const struct vc_step *step, const struct vc_free *card)
+{
+    return step->whole ? card->total_blocks : step->blocks;
+}
+
+static int fits(const struct vc_step *step, const struct vc_free *card, int64_t cores, int64_t blocks)
+{
+    return card->total_blocks > 0 && cores >= step->cores && blocks >= blocks_of(step, card);
+}
+
+/* Whether nothing as simple as a sum stands against it. */
+static int possible(const struct search *search)
+{
+    int64_t whole = 0, untouched = 0, asked_cores = 0, asked_blocks = 0, free_cores = 0, free_blocks = 0;
+
+    for (int64_t number = 0; number < search->count; number++) {
+        const struct vc_step *step = &search->steps[number];
+        int64_t fitting = 0;
+
+        for (int64_t column = 0; column < search->columns; column++) {
+            const struct vc_free *card = &search->cards[column];
+
+            fitting += fits(step, card, card->cores, card->blocks);
+        }
+        if (fitting < step->cards)
+            return 0;
+        if (step->init)
+            continue;
+        if (step->whole) {
+            whole += step->cards;
+        } else {
+            asked_cores += step->cores * step->cards;
+            asked_blocks += step->blocks * step->cards;
+        }
+    }
+    for (int64_t column = 0; column < search->columns; column++) {
+        const struct vc_free *card = &search->cards[column];
+
+        free_cores += card->cores;
+        free_blocks += card->blocks;
+        untouched += card->cores >= VC_CARD_CORES && card->total_blocks > 0 && card->blocks >= card->total_blocks;
+    }
+    return whole <= untouched && asked_cores + VC_CARD_CORES * whole <= free_cores && asked_blocks <= free_blocks;
+}
+
+/* Whether a step is harder to place than another one. */
+static int harder(const struct vc_step *one, const struct vc_step *other, int64_t total)
+{
+    int64_t size[2][3];
+    const struct vc_step *both[] = {one, other};
+
+    for (int each = 0; each < 2; each++) {
+        int64_t part = VC_CARD_CORES * both[each]->blocks / total;
+
+        size[each][0] = both[each]->whole != 0;
+        size[each][1] = both[each]->cores > part ? both[each]->cores : part;
+        size[each][2] = both[each]->cards;
+    }
+    for (int part = 0; part < 3; part++)
+        if (size[0][part] != size[1][part])
+            return size[0][part] > size[1][part];
+    return 0;
+}
+
+/* Who keeps running, the hardest to place first. */
+static void sort_steps(struct search *search)
+{
+    int64_t total = 1;
+
+    for (int64_t column = 0; column < search->columns; column++)
+        if (search->cards[column].total_blocks > total)
+            total = search->cards[column].total_blocks;
+    for (int64_t number = 0; number < search->count; number++) {
+        if (search->steps[number].init)
+            continue;
+        int64_t place = search->standing++;
+
+        for (; place > 0 && harder(&search->steps[number], &search->steps[search->order[place - 1]], total); place--)
+            search->order[place] = search->order[place - 1];
+        search->order[place] = number;
+    }
+}
+
+/* By what is free of two cards, and their memory: below 0, 0 or above, as of `strcmp`. */
+static int64_t compare(const struct search *search, int64_t one, int64_t other)
+{
+    if (search->cores[one] != search->cores[other])
+        return search->cores[one] - search->cores[other];
+    if (search->blocks[one] != search->blocks[other])
+        return search->blocks[one] - search->blocks[other];
+    return search->cards[one].total_blocks - search->cards[other].total_blocks;
+}
+
+/* The groups of cards that a step may take, the fullest first. */
+static struct level level_of(const struct search *search, int64_t depth, const struct vc_step *step)
+{
+    int64_t *room = search->room + depth * (3 * search->columns + 1), found = 0;
+    struct level level = {room, room + search->columns, room + 2 * search->columns + 1, 0};
+
+    for (int64_t column = 0; column < search->columns; column++) {
+        if (!fits(step, &search->cards[column], search->cores[column], search->blocks[column]))
+            continue;
+        int64_t place = found++;
+
+        for (; place > 0 && compare(search, level.columns[place - 1], column) > 0; place--)
+            level.columns[place] = level.columns[place - 1];
+        level.columns[place] = column;
+    }
+    for (int64_t place = 0; place < found; place++)
+        if (place == 0 || compare(search, level.columns[place - 1], level.columns[place]) != 0)
+            level.first[level.groups++] = place;
+    level.first[level.groups] = found;
+    return level;
+}
+
+/* Take `count` of the groups from one on, of the first as many as there are. */
+static void take_first(struct level *level, int64_t group, int64_t count)
+{
+    for (; group < level->groups; group++) {
+        int64_t there = level->first[group + 1] - level->first[group];
+
+        level->taken[group] = there < count ? there : count;
+        count -= level->taken[group];
+    }
+}
+
+/* The next choice of as many cards; 0: there is none. */
+static int take_next(struct level *level)
+{
+    int64_t behind = 0, room = 0; /* taken of later groups, and what these have */
+
+    for (int64_t group = level->groups - 1; group >= 0; group--) {
+        if (level->taken[group] > 0 && room > behind) {
+            level->taken[group]--;
+            take_first(level, group + 1, behind + 1);
+            return 1;
+        }
+        behind += level->taken[group];
+        room += level->first[group + 1] - level->first[group];
+    }
+    return 0;
+}
+
+/* Book a step on what it has picked, or (1) take that back. */
+static void book(struct search *search, const struct vc_step *step, const int64_t *picks, int64_t sign)
+{
+    for (int64_t each = 0; each < step->cards; each++) {
+        search->cores[picks[each]] += sign * step->cores;
+        search->blocks[picks[each]] += sign * blocks_of(step, &search->cards[picks[each]]);
+    }
+}
+
+/* The cards for one init container, beside the sidecars that have started before: of those that it may have the fullest,
+ * since it costs nothing where the others stand already. */
+static int place_init(struct search *search, int64_t number)
+{
+    const struct vc_step *step = &search->steps[number];
+    int64_t *picks = search->picks + search->at[number], *fitting = search->then_blocks + search->columns, found = 0;
+    int64_t before = 0;
+
+    for (int64_t column = 0; column < search->columns; column++) {
+        search->then_cores[column] = search->cards[column].cores;
+        search->then_blocks[column] = search->cards[column].blocks;
+    }
+    for (int64_t other = 0; other < search->count && before < step->sidecars_before; other++) {
+        const struct vc_step *beside = &search->steps[other];
+        const int64_t *theirs = search->picks + search->at[other];
+
+        if (beside->init)
+            continue;
+        before++;
+        for (int64_t each = 0; each < beside->cards; each++) {
+            search->then_cores[theirs[each]] -= beside->cores;
+            search->then_blocks[theirs[each]] -= blocks_of(beside, &search->cards[theirs[each]]);
+        }
+    }
+    for (int64_t column = 0; column < search->columns; column++) {
+        if (!fits(step, &search->cards[column], search->then_cores[column], search->then_blocks[column]))
+            continue;
+        int64_t place = found++;
+
+        for (; place > 0; place--) {
+            int64_t other = fitting[place - 1];
+
+            if (search->cores[other] < search->cores[column] ||
+                (search->cores[other] == search->cores[column] && search->blocks[other] <= search->blocks[column]))
+                break;
+            fitting[place] = other;
+        }
+        fitting[place] = column;
+    }
+    if (found < step->cards)
+        return 0;
+    for (int64_t each = 0; each < step->cards; each++)
+        picks[each] = fitting[each];
+    return 1;
+}
+
+static int place(struct search *search, int64_t depth);
+
+/* Try what a step may take, one choice after the other, with all that come after it. */
+static int place_step(struct search *search, int64_t depth)
+{
+    int64_t number = search->order[depth], *picks = search->picks + search->at[number];
+    const struct vc_step *step = &search->steps[number];
+    struct level level = level_of(search, depth, step);
+
+    if (level.first[level.groups] < step->cards)
+        return 0;
+    take_first(&level, 0, step->cards);
+    do {
+        int64_t each = 0;
+
+        if (search->left == 0)
+            return 0;
+        search->left--;
+        for (int64_t group = 0; group < level.groups; group++)
+            for (int64_t taken = 0; taken < level.taken[group]; taken++)
+                picks[each++] = level.columns[level.first[group] + taken];
+        book(search, step, picks, -1);
+        int found = place(search, depth + 1);
+
+        book(search, step, picks, 1);
+        if (found)
+            return 1;
+    } while (take_next(&level));
+    return 0;
+}
+
+/* The steps from one on, and the init containers, which run one by one, once all others have cards. */
+static int place(struct search *search, int64_t depth)
+{
+    if (depth < search->standing)
+        return place_step(search, depth);
+    for (int64_t number = 0; number < search->count; number++)
+        if (search->steps[number].init && !place_init(search, number))
+            return 0;
+    return 1;
+}
+
+int vc_fit_exactly(const struct vc_step *steps, int64_t count, const struct vc_free *cards, int64_t columns, int64_t *left,
+                   int64_t *picks)
+{
+    size_t numbers = 2 * (size_t)count + 5 * (size_t)columns + (size_t)count * (3 * (size_t)columns + 1);
+    int64_t *memory = malloc(numbers * sizeof *memory);
+
+    if (memory == NULL)
+        return -1;
+    struct search search = {
+        .steps = steps, .cards = cards, .count = count, .columns = columns, .left = *left > 0 ? *left : 0,
+        .order = memory, .at = memory + count, .cores = memory + 2 * count, .picks = picks,
+    };
+
+    search.blocks = search.cores + columns;
+    search.then_cores = search.blocks + columns;
+    search.then_blocks = search.then_cores + columns;
+    search.room = search.then_blocks + 2 * columns;
+    for (int64_t number = 0, at = 0; number < count; at += steps[number++].cards)
+        search.at[number] = at;
+    for (int64_t column = 0; column < columns; column++) {
+        search.cores[column] = cards[column].cores;
+        search.blocks[column] = cards[column].blocks;
+    }
+    sort_steps(&search);
+    int found = possible(&search) && place(&search, 0);
+
+    *left = search.left;
+    free(memory);
+    return found;
+}
