@@ -308,7 +308,7 @@ static void test_what_was_charged_back_did_not_run(void)
     CHECK(half >= 500 * US && tenants[1].others_gpu_ns <= half + 10 * 10 * US + 400 * US);
 }
 
-/* Charges of long operations go by what others had, so they tell nothing of it: each has an equal part, whatever was charged. */
+/* Charges of long operations go by what others had, so they tell nothing of it: each has an equal part, whatever was charged, as long as any of them lasts. */
 static void test_long_operations_have_equal_parts(void)
 {
     start(2);
@@ -317,9 +317,30 @@ static void test_long_operations_have_equal_parts(void)
     vc_plan_decide(&plan, T);
     works(0, T, 5 * MS, T + 40 * MS);
     works(1, T, 20 * MS, T + 40 * MS);
-    for (uint64_t now = T + MS; now <= T + 20 * MS; now += MS)
+    for (uint64_t now = T + MS; now <= T + 20 * MS; now += MS) {
+        if (now > T + 12 * MS) /* it lasts for longer than was thought */
+            works(0, now, MS / 2, T + 40 * MS);
         vc_plan_decide(&plan, now);
+    }
     CHECK(tenants[0].others_gpu_ns == 10 * MS && tenants[1].others_gpu_ns == 10 * MS);
+}
+
+/* … until it has run: who has one now and then, and waits for short ones in between, has next to nothing meanwhile. It was taken to have had half of 150 ms behind each of 20 ms, and the
+ * other one had 73 points charged 63. */
+static void test_what_is_behind_a_long_operation_is_none(void)
+{
+    start(2);
+    works(0, T, 0, T + 200 * MS);
+    works(1, T, 0, T + 200 * MS);
+    vc_plan_decide(&plan, T);
+    works(0, T, 20 * MS, T + 200 * MS);
+    works(1, T, 200 * MS, T + 200 * MS);
+    for (uint64_t now = T + MS; now <= T + 100 * MS; now += MS) {
+        vc_plan_decide(&plan, now);
+        works(0, now, 10 * US, now + MS);
+    }
+    CHECK_NEAR(tenants[1].others_gpu_ns, 20 * MS + 100 * 10 * US, 2 * MS);
+    CHECK_NEAR(tenants[0].others_gpu_ns, 80 * MS - 100 * 10 * US, 2 * MS);
 }
 
 /* A tenant may write that it was charged nothing: what its processes tell counts, too. */
@@ -809,6 +830,7 @@ int main(void)
     test_who_waits_behind_others_had_no_more_than_it_was_charged();
     test_what_was_charged_back_did_not_run();
     test_long_operations_have_equal_parts();
+    test_what_is_behind_a_long_operation_is_none();
     test_who_hides_its_charges_is_believed_to_have_run();
     test_who_leaves_the_card_idle_launches_beside_others();
     test_side_by_side_in_vain_means_leases_for_a_while();

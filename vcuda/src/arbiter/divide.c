@@ -7,8 +7,12 @@
 
 /* What was charged and did not run, or ran and was charged back, is remembered so far. */
 static const int64_t UNRUN_BOUND_NS = 10000000;
-/* Long operations are charged by how long they take, which goes by what others had meanwhile: that tells nothing of what others had. Who was charged for one at once has such for a while. */
-static const uint64_t LONG_FADES = 8;
+/* … and so far of long operations. These are charged by how long they take, which goes by what others had meanwhile: that tells nothing of what others had. */
+static const int64_t LONG_BOUND_NS = 1000000000;
+/* More than a holder hands over of short ones before the next look: what it may have outstanding, a permit and half an operation. */
+static const int64_t LONG_AT_ONCE_NS = 3500000;
+/* What lasts for longer than it was charged is charged as it passes; what is not by now is over. */
+static const int64_t LONG_OVERDUE_NS = 2000000;
 
 static void add_bounded(int64_t *sum_ns, int64_t more_ns)
 {
@@ -19,18 +23,15 @@ static void add_bounded(int64_t *sum_ns, int64_t more_ns)
         *sum_ns = UNRUN_BOUND_NS;
 }
 
-void vc_plan_note_charged(struct vc_tenant *tenant, uint64_t elapsed_ns, int64_t charged, uint64_t told)
+void vc_plan_note_charged(struct vc_tenant *tenant, int64_t charged, uint64_t told)
 {
     add_bounded(&tenant->unrun_ns, charged);
     add_bounded(&tenant->told_unrun_ns, (int64_t)told);
-    tenant->largest_ns -= (int64_t)(elapsed_ns / LONG_FADES);
-    if (tenant->largest_ns < charged)
-        tenant->largest_ns = charged;
-}
-
-static bool is_long(const struct vc_tenant *tenant)
-{
-    return tenant->largest_ns > (int64_t)VC_LONG_OPERATION_NS;
+    tenant->is_long = tenant->is_long || charged > LONG_AT_ONCE_NS;
+    if (tenant->is_long)
+        tenant->long_ns += charged;
+    if (tenant->long_ns > LONG_BOUND_NS)
+        tenant->long_ns = LONG_BOUND_NS;
 }
 
 /* Processes that take turns have the card as one; stopped ones each have slices of their own. */
@@ -105,13 +106,19 @@ static void note_stopped(struct vc_card_plan *plan, uint64_t now_ns)
             plan->tenants[i].still_ns += busy_since(plan, &plan->tenants[i], now_ns) * parts_of(&plan->tenants[i]) / (parts ? parts : 1);
 }
 
-/* What of its part a tenant is taken to have run: no more than it was charged for. What it launched waits for others' slices, too, and is predicted to be on the card for as long. */
+/* What of its part a tenant is taken to have run: no more than it was charged for, where that was not for long operations. What it launched waits for others' slices, too, and is predicted to be on the card for as long. */
 static uint64_t take_as_run(struct vc_tenant *tenant, uint64_t part_ns)
 {
     int64_t most = tenant->unrun_ns > tenant->told_unrun_ns ? tenant->unrun_ns : tenant->told_unrun_ns;
-    uint64_t ran = vc_earlier(part_ns, most > 0 ? (uint64_t)most : 0);
-    tenant->unrun_ns -= (int64_t)ran;
-    tenant->told_unrun_ns -= (int64_t)ran;
+    uint64_t ran = tenant->is_long ? part_ns : vc_earlier(part_ns, most > 0 ? (uint64_t)most : 0);
+    add_bounded(&tenant->unrun_ns, -(int64_t)ran);
+    add_bounded(&tenant->told_unrun_ns, -(int64_t)ran);
+    if (tenant->is_long)
+        tenant->long_ns -= (int64_t)ran;
+    if (tenant->long_ns < -LONG_OVERDUE_NS) {
+        tenant->is_long = false;
+        tenant->long_ns = 0;
+    }
     return ran;
 }
 
@@ -131,7 +138,7 @@ static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
         }
         if (tenant->still)
             tenant->others_gpu_ns += others_of_stopped(plan, tenant, busy);
-        uint64_t ran = still || is_long(tenant) ? part : take_as_run(tenant, part), left = plan->together ? 0 : part - ran;
+        uint64_t ran = still ? part : take_as_run(tenant, part), left = plan->together ? 0 : part - ran;
         for (unsigned j = 0; busy != 0 && j < plan->count; j++) {
             struct vc_tenant *other = &plan->tenants[j];
             uint64_t theirs = busy_since(plan, other, now_ns);

@@ -4,8 +4,8 @@
 
 #include "arbiter/plan.h"
 
-/* It was charged, and told, so much in the `elapsed_ns` since the last look. */
-void vc_plan_note_charged(struct vc_tenant *tenant, uint64_t elapsed_ns, int64_t charged, uint64_t told);
+/* It was charged, and told, so much since the last look. */
+void vc_plan_note_charged(struct vc_tenant *tenant, int64_t charged, uint64_t told);
 
 /* Advance the tenants' clocks (others_gpu_ns, still_ns) from the last look to now. */
 void vc_plan_divide(struct vc_card_plan *plan, uint64_t now_ns);

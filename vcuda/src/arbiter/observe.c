@@ -197,7 +197,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         tenant->lease_charged_ns += charged;
         tenant->look_charged_ns = charged;
         tenant->paid_until_ns = (uint64_t)((int64_t)vc_later(tenant->paid_until_ns, now_ns) + charged);
-        vc_plan_note_charged(tenant, elapsed, charged, vc_earlier(tenant->seen.told_ns - tenant->last_told_ns, CHARGE_BOUND_NS));
+        vc_plan_note_charged(tenant, charged, vc_earlier(tenant->seen.told_ns - tenant->last_told_ns, CHARGE_BOUND_NS));
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
         look_for_stopped(tenant, now_ns, charged);

@@ -53,7 +53,8 @@ struct vc_tenant {
     uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
     int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */
     int64_t unrun_ns, told_unrun_ns; /* charged, or told, and not yet taken to have run; below 0 where it was charged back */
-    int64_t largest_ns;  /* the largest charge of one look, the less the longer ago that was */
+    bool is_long;        /* among it are operations that are charged by how long they take … */
+    int64_t long_ns;     /* … of which so much was not taken to have run since */
     uint64_t finish_ns;  /* bounded predicted finish */
     uint64_t paid_until_ns; /* … as far as it was charged for it */
     bool still;          /* its processes say neither that their work is done nor until when it lasts: they were stopped … */
