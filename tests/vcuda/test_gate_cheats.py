@@ -1,6 +1,7 @@
 """Programs that a GPU-time limit is not made for stay within it: the short form of `python -m benchmarks.cheats`.
 
-Only upper bounds are asserted: a busy machine gives a program less, never more.
+Upper bounds are asserted: a busy machine gives a program less in the end. At first it may give more: who is to be killed or to end in the
+middle of a kernel has the card until it is let run to its end and somebody sees it, and pays for that later.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
     ],
 )
 def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
-    got, _ = table.alone(pattern, CAP)
     # So short a run of copies between contexts had 7 to 18 points, before and after other changes; the fault gave 52.
-    assert got < CAP + (3 if pattern == "copies_peer_3d" else 1) * TOLERANCE_POINTS
+    most = CAP + (3 if pattern == "copies_peer_3d" else 1) * TOLERANCE_POINTS
+    got, _ = table.alone(pattern, CAP, enough=most - 0.1)
+    assert got < most
 
 
 @pytest.mark.parametrize("pattern", ["long_behind_a_short_one_and_unloads", "long_behind_a_short_one_by_children"])
