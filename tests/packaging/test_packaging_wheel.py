@@ -129,15 +129,21 @@ def environment(folder: Path, wheel: Path, unpacked: Path, extras: Collection[st
     requirements = email.message_from_string(metadata.read_text()).get_all("Requires-Dist") or []
     for distribution in image_files.needed(requirements, extras):
         image_files.copy(distribution, site)
-    words = ("--python", str(folder / "bin/python"), "install", "--no-deps", "--no-index", str(wheel))
+    words = ("--python", str(folder / "bin/python"), "install", "--no-deps", "--no-index", "--no-compile", str(wheel))
     installed = call(*PIP, *words, cwd=folder, timeout=200)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     return folder / "bin", site
 
 
+@pytest.fixture(scope="module")
+def base(wheel: Path, unpacked: Path) -> tuple[Path, Path]:
+    """A base installation."""
+    return environment(wheel.parents[1] / "base", wheel, unpacked)
+
+
 @BUILDING
-def test_a_base_installation_is_small_and_has_all_of_vcuda(tmp_path: Path, wheel: Path, unpacked: Path) -> None:
-    programs, site = environment(tmp_path / "venv", wheel, unpacked)
+def test_a_base_installation_is_small_and_has_all_of_vcuda(tmp_path: Path, base: tuple[Path, Path]) -> None:
+    programs, site = base
     vcuda = str(programs / "vcuda")
     machine = str(tmp_path / "machine")
     result = call(vcuda, "sim", "create", machine, cwd=tmp_path)
@@ -180,11 +186,10 @@ def test_a_base_installation_is_small_and_has_all_of_vcuda(tmp_path: Path, wheel
     ],
 )
 def test_a_program_without_its_extra_says_the_command(
-    tmp_path: Path, wheel: Path, unpacked: Path, program: str, name: str, extra: str
+    tmp_path: Path, wheel: Path, unpacked: Path, base: tuple[Path, Path], program: str, name: str, extra: str
 ) -> None:
     """And with it, and nothing else beside it, it begins."""
-    bare, _ = environment(tmp_path / "bare", wheel, unpacked)
-    lacks = call(str(bare / program), "--version", cwd=tmp_path)
+    lacks = call(str(base[0] / program), "--version", cwd=tmp_path)
     told = rf"{name}: the Python package \w+ is not installed here; pip install 'vcuda-gpu-manager\[{extra}\]'\n"
     assert lacks.returncode == 1 and re.fullmatch(told, lacks.stderr), lacks.stderr
     whole, _ = environment(tmp_path / "whole", wheel, unpacked, (extra,))
