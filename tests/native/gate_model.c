@@ -9,7 +9,7 @@
 #include "base/clock.h"
 
 enum { MODEL_BINS = 100000, MODEL_BURSTS = 4096 }; /* bins of 100 us: 10 s */
-static const uint64_t STEP = 1000;
+static const uint64_t STEP = 1000, NONE = UINT64_MAX;
 
 const struct model_timing MODEL_TIMING = {
     .slice_ns = 2000000, .switch_ns = 75000, .see_ns = 60000, .wake_ns = 30000, .launch_ns = 4000};
@@ -49,6 +49,7 @@ struct process {
     unsigned tenant;
     unsigned context; /* the process whose thread this is; its own number for the first */
     unsigned head, count; /* of the queue */
+    uint64_t reaches_ns;  /* of what is at the queue's head; NONE: it is empty */
     unsigned expected_head, expected_count;
     uint64_t held_until_ns; /* by a mark, on the card */
     uint64_t ready_ns, sync_from_ns;
@@ -158,6 +159,7 @@ static struct process *new_process(struct model *model, unsigned tenant, struct 
     process->load = load;
     process->ready_ns = model->now + load.from_ns;
     process->open = -1;
+    process->reaches_ns = NONE;
     process->expected = calloc(MODEL_MARKS, sizeof *process->expected);
     process->marks = calloc(MODEL_MARKS, sizeof *process->marks);
     process->queue = calloc(MODEL_QUEUE, sizeof *process->queue);
@@ -193,17 +195,16 @@ void model_thread(struct model *model, struct model_load load)
 
 static bool has_work(const struct model *model, const struct process *process)
 {
-    return process->count != 0 && process->queue[process->head].reaches_ns <= model->now;
+    return process->reaches_ns <= model->now;
 }
 
-/* The stream of the context that the card works on now: they take turns of a step each. -1: none has work. */
+/* The stream of the context that the card works on now: they take turns of a step each, and lie one behind the other. -1: none has work. */
 static int next_stream(const struct model *model, unsigned context, unsigned after)
 {
-    for (unsigned i = 1; i <= model->process_count; i++) {
-        unsigned next = after + i < model->process_count ? after + i : after + i - model->process_count; /* a division takes longer */
-        if (model->processes[next].context == context && has_work(model, &model->processes[next]))
+    unsigned end = context + model->processes[context].streams, next = after >= context && after < end - 1 ? after + 1 : context;
+    for (unsigned i = context; i < end; i++, next = next + 1 < end ? next + 1 : context)
+        if (has_work(model, &model->processes[next]))
             return (int)next;
-    }
     return -1;
 }
 
@@ -224,7 +225,7 @@ static void choose(struct model *model)
 static void take_out(struct process *process)
 {
     process->head = (process->head + 1) % MODEL_QUEUE;
-    process->count--;
+    process->reaches_ns = --process->count != 0 ? process->queue[process->head].reaches_ns : NONE;
 }
 
 /* A helper places the card's clock so that the mark which was reached fastest was so when its record was asked for. */
@@ -253,9 +254,9 @@ static void card_step(struct model *model)
         choose(model);
     if (model->on_card < 0 || model->now < model->switched_at)
         return;
-    for (unsigned i = 0; i < model->process_count; i++)
-        if (model->processes[i].context == (unsigned)model->on_card)
-            reach_marks(model, &model->processes[i], model->now);
+    process = &model->processes[model->on_card];
+    for (unsigned i = 0; i < process->streams; i++)
+        reach_marks(model, &process[i], model->now);
     int stream = next_stream(model, (unsigned)model->on_card, model->stream);
     if (stream < 0 || model->now < model->processes[stream].held_until_ns)
         return;
@@ -278,6 +279,8 @@ static void card_step(struct model *model)
 
 static void push(struct process *process, uint64_t left_ns, uint64_t reaches_ns, int mark)
 {
+    if (process->count == 0)
+        process->reaches_ns = reaches_ns;
     process->queue[(process->head + process->count++) % MODEL_QUEUE] = (struct entry){left_ns, reaches_ns, false, mark};
 }
 
@@ -450,8 +453,6 @@ static void note_burst(struct model *model, struct process *process)
 static void process_step(struct model *model, struct process *process)
 {
     if (process->syncing) {
-        if (process->count != 0)
-            return;
         process->syncing = false;
         process->since_sync = 0;
         if (process->expected_count != 0) /* the helper is woken */
@@ -503,7 +504,7 @@ static void progress(const struct model *model, struct process *process, struct 
 }
 
 /* The helper: marks in order, each some time after it was reached. */
-static void helper_step(struct model *model, struct process *process)
+static void helper_step(struct model *model, struct process *process, bool looks_on)
 {
     while (process->expected_count != 0) {
         struct expected *next = &process->expected[process->expected_head];
@@ -517,10 +518,10 @@ static void helper_step(struct model *model, struct process *process)
         if (begin && !begin->noticed)
             vc_gate_waits(process->gate, begin->times.recorded_ns);
         bool looks = !model->timing.sleeps || model->now >= next->look_ns;
-        if (looks)
+        if (looks && model->timing.sleeps)
             next->look_ns = vc_interval_look_again(&next->step.interval, to->times.recorded_ns, next->expected_ns, model->now);
         if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns || !looks) {
-            if ((begin ? begin->noticed : next->step.interval.loose) && to->times.reached_ns == 0 && model->now % 100000 == 0)
+            if ((begin ? begin->noticed : next->step.interval.loose) && to->times.reached_ns == 0 && looks_on)
                 progress(model, process, &next->step.interval, begin);
             break;
         }
@@ -543,7 +544,7 @@ static void helper_step(struct model *model, struct process *process)
         process->expected_count--;
         notify(model, process->gate);
     }
-    if (process->expected_count != 0 && model->now % 100000 == 0 && process->gate->finish_ns < model->now)
+    if (process->expected_count != 0 && looks_on && process->gate->finish_ns < model->now)
         vc_gate_overdue(process->gate, model->now, process->gate->finish_ns, true);
 }
 
@@ -609,9 +610,12 @@ void model_run(struct model *model, uint64_t until_ns)
 {
     for (; model->now < 1000000000 + until_ns; model->now += STEP) {
         card_step(model);
-        for (unsigned i = 0; i < model->process_count; i++) {
-            helper_step(model, &model->processes[i]);
-            process_step(model, &model->processes[i]);
+        bool looks_on = model->now % 100000 == 0;
+        for (struct process *process = model->processes; process < model->processes + model->process_count; process++) {
+            if (process->expected_count != 0)
+                helper_step(model, process, looks_on);
+            if (process->syncing ? process->count == 0 : model->now >= process->ready_ns)
+                process_step(model, process);
         }
         arbiter_step(model);
     }
