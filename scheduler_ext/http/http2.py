@@ -37,6 +37,7 @@ _REFUSED_STREAM, _COMPRESSION_ERROR, _ENHANCE_YOUR_CALM = 7, 9, 11
 _SET_STREAMS, _SET_WINDOW, _SET_FRAME, _SET_LIST = 3, 4, 5, 6
 _FOR_CONNECTIONS = (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 _BODILESS = ("GET", "HEAD")
+_NEVER = float("inf")
 
 
 class _Broken(Exception):
@@ -68,14 +69,14 @@ class _Stream:
 
     def __init__(self, number: int, head: _Head, window: int) -> None:
         self.number, self.head, self.window = number, head, window
-        self.chunks: list[memoryview] = []
+        self.chunks: list[bytes | memoryview] = []
         self.received = self.held = self.most = 0  # bytes: that came, for which there is room, that may come
         self.ended = False  # the request is here
         self.gone = False  # nobody wants the answer
         self.closes = False  # the connection ends with the answer
         self.task: Any = None  # an answer that comes later
         self.left: memoryview | None = None  # of an answer for which the peer has no room yet
-        self.until = float("inf")  # when the request has to be here
+        self.until = _NEVER  # when the request has to be here
 
 
 class Room(Protocol):
@@ -174,7 +175,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._taken = 0  # bytes of bodies of which the peer does not know that we have taken them in
         self._full = self._leaving = self._closed = False
         self._reads = True
-        self._partial_until = self._unread_until = float("inf")
+        self._partial_until = self._unread_until = _NEVER
         self._idle_until = 0.0
         self.until = 0.0  # the monotonic time when `late` is called
 
@@ -235,7 +236,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _unread(self) -> None:
         """The peer has read something of what we said, or begins not to."""
         waits = self._full or self._blocked
-        self._unread_until = time.monotonic() + exchange.UNREAD_SECONDS if waits else float("inf")
+        self._unread_until = time.monotonic() + exchange.UNREAD_SECONDS if waits else _NEVER
         self.until = min(self.until, self._unread_until)
 
     # --- frames ---
@@ -261,6 +262,11 @@ class Http2Connection(asyncio.BufferedProtocol):
                     self._behind = True
                     break
                 frames += 1
+                if kind == _HEADERS and flags == _END_HEADERS and self._block is None:
+                    behind = self._take_whole(number & _MOST_WINDOW, data, at + _HEAD_BYTES, after, end)
+                    if behind:
+                        at = behind
+                        continue
                 self._take_frame(kind, flags, number & _MOST_WINDOW, data, at + _HEAD_BYTES, after)
                 at = after
         except _Broken as problem:
@@ -269,9 +275,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._rest = data[at:]
         if self._behind:
             asyncio.get_running_loop().call_soon(self._catch_up)
-        self._pace()
-        self._expect(bool(frames))
-        if not self._turn:
+        if self._behind or not self._reads:
+            self._pace()
+        if self._rest or self._block is not None or not self._began:
+            self._expect(bool(frames))
+        else:
+            self._partial_until = _NEVER
+        if self._ready and not self._turn:
             self._go_on()
 
     def _catch_up(self) -> None:
@@ -281,12 +291,58 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _expect(self, came: bool) -> None:
         """What is here in part has to be here in time."""
-        if self._rest or self._block is not None or not self._began:
-            if came or self._partial_until == float("inf"):
-                self._partial_until = time.monotonic() + exchange.HEAD_SECONDS
-                self.until = min(self.until, self._partial_until)
+        if came or self._partial_until == _NEVER:
+            self._partial_until = time.monotonic() + exchange.HEAD_SECONDS
+            self.until = min(self.until, self._partial_until)
+
+    def _take_whole(self, number: int, data: bytes, start: int, at: int, end: int) -> int:
+        """Take in a request that is all here, with a head that is known: nothing waits for time or room.
+
+        Where it ends; 0 for all others, of which nothing is taken in.
+        """
+        head = self._heads.get(data[start:at]) if self._version == self._decoder.version else None
+        if head is None or not head.size or head.size > self._application.body_bytes or head.method in _BODILESS:
+            return 0
+        if self._leaving or number <= self._last or not number & 1 or len(self._streams) >= _MOST_STREAMS:
+            return 0
+        chunks: list[bytes | memoryview] = []
+        left, flags = head.size, 0
+        while not flags:
+            if end - at < _HEAD_BYTES:
+                return 0
+            high, low, kind, flags, other = _HEAD.unpack_from(data, at)
+            start = at + _HEAD_BYTES
+            at = start + (high << 16 | low)
+            left -= at - start
+            if (
+                kind != _DATA
+                or flags > _END_STREAM
+                or other != number
+                or at > end
+                or left < 0
+                or at - start > _MOST_FRAME
+            ):
+                return 0
+            chunks.append(data[start:at])
+        if left:
+            return 0
+        self._last = number
+        self._count(head.size)
+        stream = self._streams[number] = _Stream(number, head, self._each)
+        stream.ended, stream.chunks = True, chunks
+        refused = self._application.refuse(head.method, head.path, self._client)
+        if refused is None:
+            self._ready.append(stream)
         else:
-            self._partial_until = float("inf")
+            self._answer(stream, refused)
+        return at
+
+    def _count(self, size: int) -> None:
+        """The peer may send as much more as we have taken in."""
+        self._taken += size
+        if self._taken > _OUR_WINDOW // 2:
+            self._transport.write(_frame(_WINDOW, 0, 0, struct.pack(">I", self._taken)))
+            self._taken = 0
 
     def _take_frame(self, kind: int, flags: int, number: int, data: bytes, start: int, end: int) -> None:
         if self._block is not None and (kind != _CONTINUATION or number != self._block[0]):
@@ -419,10 +475,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         return self._application.too_long(size)
 
     def _take_data(self, number: int, flags: int, data: bytes, start: int, end: int) -> None:
-        self._taken += end - start
-        if self._taken > _OUR_WINDOW // 2:
-            self._transport.write(_frame(_WINDOW, 0, 0, struct.pack(">I", self._taken)))
-            self._taken = 0
+        self._count(end - start)
         if flags & _PADDED:
             start, end = self._within(flags & _PADDED, data, start, end)
         stream = self._streams.get(number)
@@ -446,7 +499,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _end_request(self, stream: _Stream) -> None:
         stream.ended = True
-        stream.until = float("inf")
+        stream.until = _NEVER
         self._bodies.discard(stream)
         self._give_room(stream)
         if stream.head.size is not None and stream.received != stream.head.size and not stream.gone:
@@ -554,24 +607,30 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._closed:
             return
         body, number, stream.closes = answer.body, stream.number, answer.close
-        size = len(body)
+        length = size = len(body)
         if stream.gone:
             self._forget(stream)
             return
-        fields = _opening(answer.status, answer.kind, answer.headers) + _date(int(time.time())) + _length(size)
-        bodiless = stream.head.method == "HEAD" or not size
-        begins = _frame(_HEADERS, _END_HEADERS | (_END_STREAM if bodiless else 0), number, fields)
-        if bodiless:
-            self._transport.write(begins)
-        elif size <= _MOST_FRAME and size <= stream.window and size <= self._window and not self._full:
+        fields = _opening(answer.status, answer.kind, answer.headers) + _date(int(time.time())) + _length(length)
+        if stream.head.method == "HEAD":
+            size = 0
+        if size and size <= _MOST_FRAME and size <= stream.window and size <= self._window and not self._full:
             self._window -= size
-            self._transport.write(begins + _frame(_DATA, _END_STREAM, number, body))
-        else:
-            self._transport.write(begins)
+            begins = _HEAD.pack(0, len(fields), _HEADERS, _END_HEADERS, number)
+            self._transport.write(b"%b%b%b%b" % (begins, fields, _HEAD.pack(0, size, _DATA, _END_STREAM, number), body))
+            if stream.ended and not stream.closes:
+                del self._streams[number]
+                if not self._streams:
+                    self._rest_idle()
+                return
+        elif size:
+            self._transport.write(_frame(_HEADERS, _END_HEADERS, number, fields))
             stream.left = memoryview(body)
             self._blocked[number] = stream
             self._send_more()
             return
+        else:
+            self._transport.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, number, fields))
         self._answered(stream)
 
     def _answered(self, stream: _Stream) -> None:
@@ -671,8 +730,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._leave()
             self._close()
         else:
-            idle = float("inf") if self._streams else self._idle_until
-            begun = min((stream.until for stream in self._bodies), default=float("inf"))
+            idle = _NEVER if self._streams else self._idle_until
+            begun = min((stream.until for stream in self._bodies), default=_NEVER)
             self.until = min(self._partial_until, self._unread_until, idle, begun)
 
     def finish(self) -> None:

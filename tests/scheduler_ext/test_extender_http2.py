@@ -594,3 +594,45 @@ def test_over_tls_kube_scheduler_s_client_gets_what_it_offers(tmp_path: Path) ->
     bodies = {stream: payload for kind, _, stream, payload in frames if kind == DATA}
     assert bodies == {1: b"slow", 3: b"/x||body"}
     assert [kind for kind, *_ in frames].count(GOAWAY) == 1
+
+
+def test_who_only_wants_the_head_gets_no_body() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(request(1, method="HEAD"))
+        frames = await peer.soon()
+        assert [(kind, flags) for kind, flags, *_ in frames] == [(HEADERS, HEAD_ENDS | ENDS)]
+
+    run(work)
+
+
+def test_requests_that_are_known_and_whole_mean_what_others_mean() -> None:
+    """Again and again, so that heads are known; cut anywhere or not, refused, too long, too short, or in several parts."""
+
+    async def work() -> None:
+        dice = random.Random(3)
+        peer, number = Peer(), -1
+        peer.send(frame(WINDOW, 0, 0, struct.pack(">I", 1 << 30)))
+        for _ in range(300):
+            number += 2
+            body = bytes(dice.randrange(97, 100) for _ in range(dice.choice((1, 5, 900))))
+            parts = dice.choice((1, 1, 2))
+            cut = len(body) // parts
+            lie = dice.choice((0, 0, 0, 0, 1, -1)) if len(body) > 1 else 0
+            data = frame(HEADERS, HEAD_ENDS, number, head("/y?z", content_length=str(len(body) + lie)))
+            if parts == 2:
+                data += frame(DATA, 0, number, body[:cut]) + frame(DATA, ENDS, number, body[cut:])
+            else:
+                data += frame(DATA, ENDS, number, body)
+            at = dice.choice((len(data), dice.randrange(1, len(data))))
+            peer.send(data[:at])
+            peer.send(data[at:])
+            frames = await peer.soon(3)
+            if lie:
+                assert [(kind, stream) for kind, _, stream, _ in frames] == [(RESET, number)]
+            else:
+                assert peer.answers(frames) == {number: (b"200", b"/y|z|" + body)}
+        peer.send(request(number + 2, method="PUT", body=b"x"))
+        assert peer.answers(await peer.soon())[number + 2][0] == b"405" and peer.transport.closed
+
+    run(work)
