@@ -219,6 +219,26 @@ static void test_nothing_long_begins_behind_a_lease(void)
     CHECK(ask(T + 5 * MS, 1 * MS) == VC_GATE_GO); /* the card is not idle while the arbiter is late */
 }
 
+/* Who gets the next lease, too, waits for the end of what it launched in the last one, not for a grant that nobody gives: for 7.6 ms of every 60 the card was idle. */
+static void test_what_is_longer_than_a_lease_begins_when_the_one_before_it_has_ended(void)
+{
+    start(70, 70, VC_CARD_SHARED);
+    lease(T, T + 8 * MS, T);
+    limits.cards[0].lease_start_ns = T;
+    CHECK(ask(T, 20 * MS) == VC_GATE_GO);
+    vc_gate_marked(&gate, 0);
+    usage.credit_ns = 10 * MS;
+    CHECK(ask(T + MS, 20 * MS) == VC_GATE_LEASE && answer.refill_ns == VC_NOTHING_FITS); /* it has used this one */
+    usage.credit_ns = 10 * MS;
+    lease(T + 19 * MS, T + 28 * MS, T);
+    limits.cards[0].lease_start_ns = T + 19 * MS;
+    CHECK(ask(T + 19 * MS, 20 * MS) == VC_GATE_OUTSTANDING);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 20 * MS, .estimate_ns = 20 * MS, .launched_ns = gate.launched_ns, .operations = 1, .measurable = true};
+    vc_gate_seen(&gate, T + 20 * MS, &interval);
+    usage.credit_ns = 10 * MS;
+    CHECK(ask(T + 20 * MS, 20 * MS) == VC_GATE_GO);
+}
+
 static unsigned burst(uint64_t at, uint64_t lease_end)
 {
     lease(at, lease_end, at);
@@ -1379,6 +1399,7 @@ int main(void)
     test_only_the_holder_of_the_lease_passes();
     test_the_holder_fits_its_work_into_the_lease();
     test_nothing_long_begins_behind_a_lease();
+    test_what_is_longer_than_a_lease_begins_when_the_one_before_it_has_ended();
     test_a_request_from_idle_never_sleeps_while_nobody_waits();
     test_a_new_holder_counts_from_its_predecessors_end();
     test_a_permit_is_paid_for_and_the_rest_comes_back();

@@ -70,6 +70,12 @@ static bool turn_refused(struct vc_gate *gate, uint64_t now_ns, struct vc_policy
     return false;
 }
 
+/* Nothing was launched in this lease yet: what is outstanding was launched in the one before, and ends within this one. */
+static bool begins_with(const struct vc_gate *gate, const struct vc_policy *policy)
+{
+    return gate->finish_ns < policy->lease_end_ns && vc_load_relaxed(&gate->usage->last_active_ns) < policy->lease_start_ns;
+}
+
 /* The lease holder keeps the card fed, but never so full that it runs far into the next tenant's time. */
 static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
                           bool nothing_outstanding, struct vc_gate_answer *answer)
@@ -83,6 +89,10 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
     if (nothing_outstanding && !over)
         return false;
     if (policy->lease_end_ns != UINT64_MAX && (over || gate->finish_ns + half > policy->lease_end_ns)) {
+        if (!over && begins_with(gate, policy)) { /* what is longer than a lease begins with it */
+            refuse(answer, VC_GATE_OUTSTANDING, gate->unseen ? now_ns + VC_RECHECK_NS : gate->finish_ns);
+            return true;
+        }
         bool turn = policy->turn_ends_first;
         refuse(answer, turn ? VC_GATE_TURN : VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
         answer->call_next = turn && vc_turn_shorten(&gate->turns, now_ns, gate->finish_ns);
