@@ -200,6 +200,7 @@ class GangPlaces:
         gang = self._cache.gangs.of(uid)
         if gang is None or gang.refused is None or gang.refused[0] != known:
             return None
+        self._time.leave(gang.namespace, gang.name)
         return PlannedRefusal(gang.refused[1])
 
     def resting(self, uid: str) -> PlannedRefusal | None:

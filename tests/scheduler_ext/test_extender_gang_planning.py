@@ -177,8 +177,10 @@ def gang_of(name: str, count: int) -> list[dict[str, Any]]:
 
 def changed(engine: Engine, number: int) -> None:
     """Something that all refusals depend on."""
-    engine.lose_pod("changes")
-    engine.see_pod(holding("changes", "n0", "GPU-n0-1", cores=1 + number % 10))
+    for at in (1, 2, 3):
+        engine.lose_pod(f"changes{at}")
+        engine.see_pod(holding(f"changes{at}", "n0", f"GPU-n0-{at}", cores=1 + number % 10))
+        number //= 10
 
 
 @pytest.mark.usefixtures("slow")
@@ -249,6 +251,31 @@ def test_a_gang_that_does_not_come_in_its_turn_keeps_the_others_for_seconds() ->
     clock.now += 11
     engine.expire()
     assert asked(engine, gangs[1][3]) == ""
+
+
+@pytest.mark.usefixtures("slow")
+def test_all_namespaces_together_plan_gangs_for_a_part_of_the_time_and_take_turns() -> None:
+    """Twenty namespaces had each their part: kube-scheduler's cycle was full, and other pods waited 9 s (median)."""
+    engine, clock = made()
+    gangs = {f"ns{at}": gang_of(f"g{at}", 30) for at in range(12)}
+    for namespace, gang in gangs.items():
+        for one in gang:
+            one["metadata"]["namespace"] = namespace
+            engine.see_pod(one)
+    planned: list[str] = []
+    by_name = {one["metadata"]["name"]: one for gang in gangs.values() for one in gang}
+    for seconds in range(600):
+        changed(engine, seconds)
+        engine.expire()
+        woken = [by_name[one.name] for one in engine.to_wake(16)]
+        others = [gang[seconds % 30] for gang in gangs.values()] if seconds % 20 == 0 else []
+        for one in [*woken, *others]:
+            asked(engine, one)
+        clock.now += 1
+        planned += [gang.namespace for gang in engine.cache.gangs if gang.planned == clock.now - 1]
+    assert 3.0 * len(planned) <= 0.2 * 600 + 5 + 3
+    counts = [planned.count(namespace) for namespace in gangs]
+    assert sum(counts) >= 36 and max(counts) - min(counts) <= 1, counts
 
 
 @pytest.mark.usefixtures("slow")
