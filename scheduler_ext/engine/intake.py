@@ -25,9 +25,11 @@ from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
 from vcuda.logs import fields
 from vcuda.spec import request, resize
-from vcuda.spec.bookings import Report
+from vcuda.spec.bookings import Report, Use
 from vcuda.spec.errors import InvalidRequest, Reason
+from vcuda.spec.placement import MOST_BLOCKS
 from vcuda.spec.request import PodRequest
+from vcuda.spec.units import CORES_PER_CARD
 
 DELETED, EXPIRED = "deleted", "expired"
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
@@ -92,8 +94,25 @@ class Intake:
                 self._refuse_report(node, wrong)
             else:
                 before, back = self._cache.reports.get(node), self._held.went_back(node, version)
+                report = self._bounded(node, report)
                 self._take_report(node, report, back=back)
                 self._held.look(node, before, back=back)
+
+    def _bounded(self, node: str, report: Report | None) -> Report | None:
+        """A manager that lies gives no pod more than the node has: the quotas of namespaces count what it says."""
+        known = self._cache.cluster.described(node)
+        total = {card.uuid: card.memory_blocks for card in (known.cards if known is not None else None) or ()}
+        most = max(total.values(), default=MOST_BLOCKS)
+
+        def bounded(use: Use) -> Use:
+            cards = sorted(use, key=lambda uuid: uuid not in total)[: len(total)] if len(use) > len(total) > 0 else use
+            return {
+                uuid: (min(use[uuid][0], CORES_PER_CARD), min(use[uuid][1], total.get(uuid, most))) for uuid in cards
+            }
+
+        if report is None or all(bounded(use) == use for use in report.pods.values()):
+            return report
+        return replace(report, pods={uid: bounded(use) for uid, use in report.pods.items()})
 
     def late(self) -> list[str]:
         """The nodes whose newest report was not read yet."""

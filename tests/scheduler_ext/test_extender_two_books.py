@@ -209,6 +209,20 @@ def test_a_report_that_cannot_be_read_is_none(text: str) -> None:
     assert free(engine) == 100
 
 
+def test_a_manager_that_lies_takes_no_more_of_a_namespaces_quota_than_its_node_has() -> None:
+    """Whatever it said counted, for pods that this replica has not bound: the namespace got nothing on any node."""
+    engine = Engine(NAMES)
+    lies = {f"GPU-x-{number}": (100, 10) for number in range(100)} | {"GPU-a-0": (90_000, 900_000)}
+    engine.see_node(reporting({"p": lies}, 1))
+    engine.see_node(node("b", cards("b", 2)))
+    engine.see_pod(pod("p", 50, 10, uid="p", node="a", annotations={NAMES.placement: whole("GPU-a-0")}))
+    for kind in ("nodes", "pods"):
+        engine.synced(kind)
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 200, memoryBlocks: 100}]"}})
+    assert engine.overview().quotas[0].held[:2] == (100, cards("a", 1)[0].memory_blocks)
+    assert engine.filter(pod("q", 50, 10, uid="q"), ["a", "b"]).chosen == "b"
+
+
 def test_a_report_is_never_larger_than_an_annotation_may_be() -> None:
     """The API server takes 256 KiB of annotations per object, and refuses the whole patch beyond that."""
     given = {f"{number:036}": {f"GPU-{number:036}": (1, 1)} for number in range(5000)}
