@@ -259,9 +259,12 @@ def test_bodies_in_flight_are_bounded(api: FakeApi, start: Any, monkeypatch: pyt
         slow = socket.create_connection(extender.address)
         slow.sendall(b"POST /scheduler/filter HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
         held.append(slow)
-    time.sleep(0.2)
-    refused = extender.client.post("/scheduler/filter", content=b"x" * 900)
-    assert refused.status_code == 503 and "Overloaded" in refused.json()["Error"]
+
+    def refused() -> bool:
+        answer = extender.client.post("/scheduler/filter", content=b"x" * 900)
+        return answer.status_code == 503 and "Overloaded" in answer.json()["Error"]
+
+    eventually(refused)  # once all four have been begun to be read
     for slow in held:
         slow.close()
     eventually(lambda: extender.client.post("/scheduler/filter", content=b"x" * 900).status_code == 400)
