@@ -58,6 +58,8 @@ static const struct pattern patterns[] = {
     PATTERN(long_behind_a_short_one, 1, 1, 0),
     PATTERN(long_behind_a_short_one_and_unloads, 1, 1, 0),
     PATTERN(long_behind_a_short_one_by_children, 1, 1, 1),
+    PATTERN(long_behind_many_launches, 1, 1, 0),
+    PATTERN(long_behind_slow_launches, 1, 1, 0),
     PATTERN(long_among_priorities, 1, 1, 0),
     PATTERN(long_among_short_ones_on_own, 1, 1, 0),
     {"threads_48", threads_round, 48, 1, 0},

@@ -130,6 +130,48 @@ static void long_behind_a_short_one(struct place *place)
     sleep_us(700);
 }
 
+/* Plain ones before: so many launches may be on their way to the card as long as the hidden ones take. */
+static void long_behind_many_launches(struct place *place)
+{
+    static handle shorter, longer;
+    if (!shorter) {
+        shorter = launched_by_argument(place, "spin_1us");
+        longer = launched_by_argument(place, "spin_50us");
+    }
+    launch_by_argument(place, shorter);
+    for (unsigned i = 0; i < 200; i++)
+        launch(place, "spin_1us", place->streams[0]);
+    for (unsigned i = 0; i < 20; i++)
+        launch_by_argument(place, longer);
+    sleep_us(1500);
+}
+
+/* … after 0.4 s in which each launch waits behind a callback on the legacy stream, as if it were that long on its way. */
+static void long_behind_slow_launches(struct place *place)
+{
+    static handle shorter, longer, blocking;
+    static uint64_t began_ns;
+    if (!shorter) {
+        shorter = launched_by_argument(place, "spin_1us");
+        longer = launched_by_argument(place, "spin_100us");
+        CALL(cuStreamCreate, &blocking, 0);
+        began_ns = now_ns();
+    }
+    if (now_ns() < began_ns + 400000000) {
+        CALL(cuLaunchHostFunc, NULL, naps, (void *)5000);
+        launch_by_argument_on(place, shorter, blocking);
+        while (driver("cuStreamQuery")(blocking))
+            sleep_us(100);
+        return;
+    }
+    launch_by_argument(place, shorter);
+    for (unsigned i = 0; i < 40; i++)
+        launch(place, "spin_1us", place->streams[0]);
+    for (unsigned i = 0; i < 8; i++)
+        launch_by_argument(place, longer);
+    sleep_us(1200);
+}
+
 /* What unloads any module makes the lanes anew. */
 static void long_behind_a_short_one_and_unloads(struct place *place)
 {

@@ -35,6 +35,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "new_streams",
         "bursts_in_turn",
         "long_behind_a_short_one",
+        "long_behind_slow_launches",
         "threads_48",
         "polled_by_threads",
         "copies_peer",

@@ -19,6 +19,8 @@ static const uint64_t BASE_AGE_NS = 3000000000u;
 static const uint64_t BASE_NEAR_NS = 300000;
 static const uint64_t MOVED_NS = 100000;
 static const uint64_t BEGIN_LOOK_NS = 200000;
+/* An operation is no longer on its way to the card: what has not begun by then waits for something else than the card, whatever that is. */
+static const uint64_t ON_ITS_WAY_NS = 30000;
 
 /* What nobody may ask about any more: then it is over, as far as we know. */
 static const uint64_t UNASKED_NS = 5000000000u;
@@ -473,7 +475,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
             if (!has_begun && !behind_host && waits_since_ns == 0)
                 waits_since_ns = entry->from->times.recording_ns;
             next = poll < next ? poll : next;
-            if (sample && !behind_host)
+            if (sample && (has_begun || (!behind_host && now < entry->from->times.recording_ns + ON_ITS_WAY_NS)))
                 *sample = true;
             uint64_t expected = expected_end(entry);
             bool paid = charge_progress(tracker, entry, now);
