@@ -90,7 +90,10 @@ PROGRAMS = {
     "charged": Program(("charged_test.c",)),
     "regions": Program(("regions_test.c",)),
     "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
-    "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
+    **{
+        name: Program((f"{name}.c", "gate_ticks.c"), _RULES, _TICKS, threads=False)
+        for name in ("gate_rules", "gate_intervals", "gate_turns", "gate_left", "gate_samples")
+    },
     "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "report/*", "gate/*", "arbiter/*")),
     "gate_crowd": Program(("gate_crowd_test.c",), ("base/*", "region/*", "gate/*")),

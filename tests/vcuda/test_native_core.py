@@ -18,15 +18,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gcc.Objects]:
 
 
 @pytest.mark.timeout(320)  # a little more than the runner gives a program
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("table", "quota_threads", "quota_processes", "slot", "slot_exit", "slot_many", "shared", "kill_steps"),
-        *("region_damage", "region_threads", "gate_threads"),
-        # The rules of GPU time, on a clock of their own.
-        *("gate_bucket", "gate_rules", "gate_shares", "arbiter_rules"),
-    ],
-)
+@pytest.mark.parametrize("name", run.PROGRAMS)
 def test_claims_of_the_native_program_hold(name: str, objects: gcc.Objects) -> None:
     problem = run.run(name, "none", objects)
     assert problem == "", problem

@@ -1,0 +1,253 @@
+/* What an interval between two marks is charged: alone, among others' slices, beside other streams. */
+#include "gate_fixture.h"
+
+/* Others' slices lie as densely in what another stream's interval has paid for already, and were taken off there. */
+static void test_others_parts_are_taken_off_once(void)
+{
+    for (unsigned streams = 1; streams <= 8; streams++) {
+        struct vc_busy busy = {0};
+        uint64_t charged = 0;
+        for (unsigned i = 0; i < streams; i++) {
+            struct vc_interval interval = {.from_ns = T, .to_ns = T + (10 + i) * MS, .estimate_ns = 20 * US, .others_gpu_ns = (10 + i) * MS / 2, .risk_ns = 2 * MS,
+                                           .operations = 1, .measurable = true};
+            charged += vc_interval_settle(&busy, &interval, true, false).charged_ns;
+        }
+        CHECK(charged > (9 + streams) * MS / 2 - 100 * US && charged < (9 + streams) * MS / 2 + 100 * US);
+    }
+}
+
+/* 0.5 ms, or 1.9 at a lease's end, by its argument: less than four times, so its mean was charged for what ran on into others' leases (42 points of 30). */
+static void test_what_surely_varies_by_less_is_measured_too(void)
+{
+    static const struct {
+        uint64_t shorter, longer;
+        enum vc_evidence evidence;
+        bool varies;
+    } cases[] = {
+        {500 * US, 1900 * US, VC_EVIDENCE_CLEAN, true},         {500 * US, 1500 * US, VC_EVIDENCE_CLEAN, true},
+        {500 * US, 1200 * US, VC_EVIDENCE_CLEAN, false},        {500 * US, 1900 * US, VC_EVIDENCE_LONG_OVERLAP, false},
+        {500 * US, 1900 * US, VC_EVIDENCE_UPPER_BOUND, false},  {150 * US, 450 * US, VC_EVIDENCE_CLEAN, false},
+    };
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x7000 + i, 1, 1));
+        vc_estimate_set(estimate, cases[i].shorter);
+        for (unsigned n = 0; n < 10; n++)
+            vc_estimate_learn(estimate, cases[i].shorter, cases[i].shorter, cases[i].shorter, VC_EVIDENCE_CLEAN);
+        CHECK(vc_estimate_risk(estimate) == 0);
+        vc_estimate_learn(estimate, cases[i].shorter, cases[i].longer, cases[i].shorter, cases[i].evidence);
+        CHECK((vc_estimate_risk(estimate) != 0) == cases[i].varies);
+    }
+}
+
+/* A cost that varies is none where others' slices are inside: that was a way to be charged 64 of 1,417 ms. Where they need not be inside each interval, and it comes near enough to the mean, that is charged. */
+static void test_what_varies_is_charged_by_its_time(void)
+{
+    for (unsigned each = 0; each < 4; each++) {
+        bool behind = each & 1, beside = each & 2;
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + 2 * MS, .estimate_ns = 300 * US, .others_gpu_ns = MS, .risk_ns = 2 * MS,
+                                       .operations = 1, .measurable = true, .behind = behind}, near = interval, steady = interval;
+        near.from_ns = steady.from_ns = T + 10 * MS;
+        near.to_ns = steady.to_ns = T + 12 * MS;
+        near.estimate_ns = 800 * US;
+        interval.estimate_ns = 50 * US;
+        steady.risk_ns = 0;
+        CHECK(vc_interval_settle(&busy, &interval, true, beside).charged_ns == MS);
+        struct vc_busy apart = {0};
+        CHECK(vc_interval_settle(&busy, &near, true, beside).charged_ns == (each ? MS : 800 * US));
+        CHECK(vc_interval_settle(&apart, &steady, true, beside).charged_ns == 300 * US);
+    }
+    /* Within a lease of one's own, while others' work may begin: a proven 20 us that takes 1.9 ms was none of theirs, a few of theirs may be. */
+    for (unsigned ms = 0; ms < 2; ms++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + 1900 * US, .estimate_ns = ms ? MS : 20 * US, .operations = 1, .measurable = true, .unclear = true};
+        struct vc_settlement settlement = vc_interval_settle(&busy, &interval, true, true);
+        CHECK(settlement.charged_ns == (ms ? MS : 1900 * US));
+        CHECK(settlement.evidence == (ms ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_LONG_OVERLAP));
+    }
+}
+
+/* Marked long after its end, when its thread sleeps: it pays for what it is thought to cost and covers no more, or another stream would have the rest for nothing. */
+static void test_a_pause_behind_work_covers_nothing(void)
+{
+    for (unsigned later = 0; later < 2; later++) {
+        struct vc_busy busy = {0};
+        struct vc_interval paused = {.from_ns = T, .to_ns = T + 1400 * US, .estimate_ns = 800 * US, .operations = 16, .measurable = true, .host_bound = true,
+                                     .paused = true, .joined = true};
+        struct vc_interval other = {.from_ns = T + 600 * US, .to_ns = T + 1400 * US, .estimate_ns = 800 * US, .operations = 16, .measurable = true, .joined = true};
+        uint64_t charged = later ? 0 : vc_interval_settle(&busy, &paused, false, false).charged_ns;
+        charged += vc_interval_settle(&busy, &other, false, false).charged_ns;
+        charged += later ? vc_interval_settle(&busy, &paused, false, false).charged_ns : 0;
+        CHECK(charged == 1400 * US);
+    }
+}
+
+/* What siblings are charged when they launch may run before or behind it: kernels of 20 ms in turns had 60 of 50. */
+static void test_what_siblings_launched_takes_nothing_from_what_was_learnt(void)
+{
+    static const struct {
+        uint64_t lasted, siblings, charged, risk;
+    } cases[] = {{20 * MS, 12 * MS, 20 * MS, 0}, {40 * MS, 20 * MS, 20 * MS, 0}, {40 * MS, 30 * MS, 20 * MS, 0}, {60 * MS, 30 * MS, 30 * MS, 0}, {16 * MS, 12 * MS, 16 * MS, 0},
+                 {20 * MS, 12 * MS, 20 * MS, 100 * MS}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + cases[i].lasted, .estimate_ns = 20 * MS, .others_gpu_ns = cases[i].siblings, .risk_ns = cases[i].risk,
+                                       .operations = 1, .measurable = true, .siblings = true};
+        CHECK(vc_interval_settle(&busy, &interval, true, false).charged_ns == cases[i].charged);
+    }
+}
+
+/* A stream's kernel ends while another's is being launched: the 15 us until then were covered by the launch, which did not pay for them (48 threads had 52.6 of 50). */
+static void test_a_launch_that_takes_long_does_not_cover_anothers_work(void)
+{
+    for (int progress = 0; progress < 2; progress++) {
+        struct vc_interval other = {.from_ns = T - 85 * US, .to_ns = T + 15 * US, .estimate_ns = 100 * US, .measurable = true, .operations = 1};
+        struct vc_interval launch = {.from_ns = T, .to_ns = T + 115 * US, .slack_ns = 15 * US, .estimate_ns = 100 * US, .measurable = true, .operations = 1};
+        start(50, 50, 0);
+        usage.gpu_ns = 0;
+        if (progress) {
+            vc_gate_progress(&gate, T + 110 * US, &launch);
+            launch.from_ns = T; /* is placed anew once its end is known … */
+            launch.slack_ns = 15 * US;
+        }
+        vc_gate_seen(&gate, T + MS, &launch);
+        vc_gate_seen(&gate, T + MS, &other);
+        CHECK((int64_t)usage.gpu_ns == 0); /* … and both took what they were thought to, which was charged before */
+    }
+}
+
+static void test_overlapped_work_is_charged_fairly(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 8 * MS, T);
+    limits.cards[0].others_active_ns = T + 5 * MS;
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 3 * MS, .estimate_ns = 1 * MS, .operations = 1, .measurable = true,
+                                   .sequence = 6};
+    struct vc_settlement settlement = vc_gate_seen(&gate, T + 5 * MS, &interval);
+    CHECK(settlement.charged_ns == 1 * MS && settlement.evidence == VC_EVIDENCE_UPPER_BOUND); /* short: its estimate */
+    interval = (struct vc_interval){.from_ns = T + 3 * MS, .to_ns = T + 13 * MS, .estimate_ns = 6 * MS, .operations = 1,
+                                    .measurable = true, .sequence = 6, .others_gpu_ns = 4 * MS};
+    limits.cards[0].others_active_ns = T + 12 * MS;
+    settlement = vc_gate_seen(&gate, T + 13 * MS, &interval);
+    CHECK(settlement.charged_ns == 6 * MS && settlement.evidence == VC_EVIDENCE_LONG_OVERLAP); /* long: less the others' part */
+    interval = (struct vc_interval){.from_ns = T + 13 * MS, .to_ns = T + 16 * MS, .estimate_ns = 1 * MS, .operations = 1,
+                                    .measurable = true, .sequence = 7};
+    limits.cards[0].others_active_ns = T + 16 * MS;
+    settlement = vc_gate_seen(&gate, T + 16 * MS, &interval);
+    CHECK(settlement.charged_ns == 3 * MS && settlement.evidence == VC_EVIDENCE_CLEAN); /* all within our own lease */
+}
+
+static void test_other_processes_of_the_container_count_as_others(void)
+{
+    start(30, 30, 0);
+    struct vc_gate other;
+    struct vc_slot_card other_slot = {0};
+    vc_gate_init(&other, &limits, &limits.cards[0], &usage, &other_slot);
+    struct vc_gate_others before = vc_gate_others(&gate), own = vc_gate_others(&other), after;
+    vc_gate_enter(&other, T, 3 * MS, 0, &answer);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    after = vc_gate_others(&gate);
+    CHECK(vc_gate_others_ns(&gate, T, &before, &after) == 3 * MS);
+    CHECK(vc_gate_others_ns(&gate, T, &after, &before) == 0); /* a refund */
+    after = vc_gate_others(&other);
+    CHECK(vc_gate_others_ns(&other, T, &own, &after) == 0);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 9 * MS, .estimate_ns = 5 * MS, .operations = 1, .measurable = true,
+                                   .others_gpu_ns = 3 * MS};
+    CHECK(vc_gate_seen(&gate, T + 9 * MS, &interval).charged_ns == 6 * MS);
+    interval = (struct vc_interval){.from_ns = T + 9 * MS, .to_ns = T + 13 * MS, .estimate_ns = 1 * MS, .operations = 1,
+                                    .measurable = true, .others_gpu_ns = 3 * MS};
+    CHECK(vc_gate_seen(&gate, T + 13 * MS, &interval).charged_ns == 1 * MS);
+    /* What is not proven is charged what is left of the wall time, whatever its estimate says. */
+    interval = (struct vc_interval){.from_ns = T + 13 * MS, .to_ns = T + 15 * MS, .estimate_ns = US, .operations = 1, .risk_ns = VC_UNPROVEN_NS,
+                                    .measurable = true, .others_gpu_ns = 1 * MS};
+    CHECK(vc_gate_seen(&gate, T + 15 * MS, &interval).charged_ns == 1 * MS);
+}
+
+static void test_streams_side_by_side_pay_common_time_once(void)
+{
+    start(30, 30, 0);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 4 * MS, .estimate_ns = 2 * MS, .operations = 1, .measurable = true};
+    CHECK(vc_gate_seen(&gate, T + 4 * MS, &interval).charged_ns == 4 * MS);
+    interval = (struct vc_interval){.from_ns = T + 2 * MS, .to_ns = T + 6 * MS, .estimate_ns = 2 * MS, .operations = 1, .measurable = true};
+    CHECK(vc_gate_seen(&gate, T + 6 * MS, &interval).charged_ns == 2 * MS);
+    /* Nobody knows when work without a mark before it began: it takes no more than its estimate from what runs beside it. */
+    interval = (struct vc_interval){.from_ns = T + 6 * MS, .to_ns = T + 7 * MS, .estimate_ns = MS / 10, .operations = 1, .loose = true,
+                                    .measurable = true};
+    CHECK(vc_gate_seen(&gate, T + 7 * MS, &interval).charged_ns == MS / 10);
+    interval = (struct vc_interval){.from_ns = T + 6 * MS, .to_ns = T + 7 * MS, .estimate_ns = MS, .operations = 1, .measurable = true};
+    CHECK(vc_gate_seen(&gate, T + 7 * MS, &interval).charged_ns == MS - MS / 10);
+}
+
+static void test_a_call_that_is_held_up_hides_nothing_of_what_it_launched(void)
+{
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 5 * MS, .slack_ns = 3 * MS, .unknown = true, .measurable = true, .operations = 1};
+    start(50, 50, 0);
+    CHECK(ask(T, 0) == VC_GATE_GO);
+    CHECK(vc_gate_seen(&gate, T + 6 * MS, &interval).charged_ns == 5 * MS);
+}
+
+/* … on a card that may cut no kernel: what it waits for is not the work of its own before it. */
+static void test_work_waits_since_its_own_before_it_ended(void)
+{
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 3 * MS, .estimate_ns = MS, .measurable = true, .operations = 1};
+    start(50, 50, 0);
+    CHECK(ask(T, MS) == VC_GATE_GO);
+    vc_gate_waits(&gate, T + MS);
+    CHECK(usage.began_ns == (VC_NOT_BEGUN | (T + MS)));
+    vc_gate_seen(&gate, T + 4 * MS, &interval);
+    vc_gate_waits(&gate, T + MS);
+    CHECK(usage.began_ns == (VC_NOT_BEGUN | (T + 3 * MS)));
+}
+
+static uint64_t charged(const struct vc_mark_times *from, uint64_t reached_ns, uint64_t until_ns, uint64_t uncertain_ns)
+{
+    struct vc_busy busy = {0};
+    struct vc_interval interval = {.to_ns = until_ns, .estimate_ns = 200 * US, .operations = 1, .measurable = true};
+    vc_interval_begin(&interval, from, reached_ns, until_ns, uncertain_ns);
+    return vc_interval_settle(&busy, &interval, false, false).charged_ns;
+}
+
+static void test_no_work_begins_before_it_is_handed_over(void)
+{
+    struct vc_mark_times held_up = {.recording_ns = T, .recorded_ns = T + 3 * MS, .begins_ns = T + 3 * MS};
+    CHECK(charged(&held_up, T, T + 3 * MS + 210 * US, 0) == 210 * US); /* within the record of its mark */
+    CHECK(charged(&held_up, T, T + 3 * MS + 210 * US, 10 * US) == 220 * US); /* the clocks may be apart */
+    CHECK(charged(&held_up, T, T + 3 * MS + 210 * US, 5 * MS) == 3 * MS + 210 * US);
+    struct vc_mark_times behind = {.recording_ns = T, .recorded_ns = T, .begins_ns = T + 3 * MS};
+    CHECK(charged(&behind, T + MS, T + 3 * MS + 210 * US, 0) == 210 * US); /* since what came before had ended */
+    CHECK(charged(&behind, T + 4 * MS, T + 7 * MS, 0) == 3 * MS); /* that was still under way */
+    /* Its mark was reached behind a short one before, and the call took 18 us: 4.5 us were done, not 1.8. */
+    struct vc_mark_times just_behind = {.recording_ns = T, .recorded_ns = T + 300, .begins_ns = T + 4300, .stuck_ns = 14 * US};
+    for (uint64_t reached = T; reached <= T + 9 * US; reached += 3 * US)
+        CHECK_NEAR(charged(&just_behind, reached, T + 22800, 0), 4500, 300);
+}
+
+/* A call that took long, behind which nothing was left to be done: it may have been held up when it had handed its work over, or have waited for it. */
+static void test_work_that_was_done_within_its_call_is_not_taken_to_be_short(void)
+{
+    struct vc_mark_times from = {.recording_ns = T, .recorded_ns = T + 300, .begins_ns = T + 4300, .stuck_ns = 14 * US};
+    struct vc_mark_times to = {.recording_ns = T + 19 * US, .recorded_ns = T + 20 * US, .reached_ns = T + 19500};
+    struct vc_busy busy = {0};
+    struct vc_interval interval = {.estimate_ns = 10 * US, .operations = 1, .measurable = true};
+    vc_interval_begin(&interval, &from, T, to.reached_ns, 0);
+    vc_interval_end(&interval, &to);
+    CHECK(vc_interval_settle(&busy, &interval, false, false).charged_ns == 10 * US);
+}
+
+int main(void)
+{
+    test_work_that_was_done_within_its_call_is_not_taken_to_be_short();
+    test_a_call_that_is_held_up_hides_nothing_of_what_it_launched();
+    test_work_waits_since_its_own_before_it_ended();
+    test_no_work_begins_before_it_is_handed_over();
+    test_others_parts_are_taken_off_once();
+    test_what_varies_is_charged_by_its_time();
+    test_what_surely_varies_by_less_is_measured_too();
+    test_what_siblings_launched_takes_nothing_from_what_was_learnt();
+    test_a_pause_behind_work_covers_nothing();
+    test_a_launch_that_takes_long_does_not_cover_anothers_work();
+    test_overlapped_work_is_charged_fairly();
+    test_other_processes_of_the_container_count_as_others();
+    test_streams_side_by_side_pay_common_time_once();
+    return check_failures != 0;
+}

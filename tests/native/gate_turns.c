@@ -1,0 +1,130 @@
+/* Turns of one container's processes within its lease. */
+#include "gate_fixture.h"
+
+/* Processes of one container: who gets the turn when all ask. */
+static struct vc_slot slots[VC_MAX_SLOTS];
+static uint32_t slots_used;
+static uint64_t asked[VC_MAX_SLOTS];
+
+/* `lease_end` UINT64_MAX: a lease since long ago; else one of 7 ms. */
+static struct vc_turn take(uint32_t own, uint64_t now, uint64_t lease_end)
+{
+    struct vc_turns turns = {&usage, slots, &slots_used, 0, own, asked[own]};
+    struct vc_turn turn = vc_turn_take(&turns, now, lease_end == UINT64_MAX ? 0 : lease_end - 7 * MS, lease_end);
+    asked[own] = turns.asked_ns;
+    return turn;
+}
+
+static void start_turns(uint32_t processes)
+{
+    start(30, 30, VC_CARD_SHARED);
+    memset(slots, 0, sizeof slots);
+    memset(asked, 0, sizeof asked);
+    slots_used = processes;
+}
+
+/* The process uses its turn until then. */
+static void uses(uint32_t slot, uint64_t ns, uint64_t finish)
+{
+    slots[slot].cards[0].served_ns += ns;
+    slots[slot].cards[0].predicted_finish_ns = finish;
+}
+
+static void test_turns_go_to_the_least_served_of_those_that_wait(void)
+{
+    start_turns(3);
+    CHECK(take(0, T, T + 7 * MS).mine);
+    uses(0, 7 * MS, T + 7 * MS);
+    struct vc_turn refused = take(1, T + MS, T + 7 * MS);
+    CHECK(!refused.mine && refused.end_ns >= T + 7 * MS - 1024 && refused.end_ns <= T + 7 * MS);
+    for (unsigned i = 0; i < 3; i++)
+        slots[i].cards[0].waiting_until_ns = T + 100 * MS;
+    CHECK(take(0, T + 6 * MS, T + 7 * MS).mine && take(0, T + 6 * MS, T + 7 * MS).siblings_wait);
+    slots[1].cards[0].served_ns = 0;
+    slots[2].cards[0].served_ns = 3 * MS;
+    asked[1] = asked[2] = T;
+    refused = take(2, T + 7 * MS, T + 14 * MS);
+    CHECK(!refused.mine && refused.call_next); /* slot 1 is next, and should be told */
+    CHECK(!take(0, T + 7 * MS, T + 14 * MS).mine);
+    CHECK(take(1, T + 7 * MS, T + 14 * MS).mine);
+    uses(1, 1 * MS, T + 14 * MS); /* it did not get far: it will be next again */
+    CHECK(!take(2, T + 14 * MS, T + 21 * MS).mine);
+    CHECK(take(1, T + 14 * MS, T + 21 * MS).mine);
+    uses(1, 6 * MS, T + 21 * MS);
+    CHECK(!take(1, T + 21 * MS, T + 28 * MS).mine);
+    CHECK(take(2, T + 21 * MS, T + 28 * MS).mine);
+}
+
+static void test_a_process_that_was_idle_comes_back_level(void)
+{
+    start_turns(2);
+    CHECK(take(0, T, UINT64_MAX).mine);
+    uses(0, 5000 * MS, T + 5000 * MS);
+    CHECK(!take(1, T + MS, UINT64_MAX).mine);
+    CHECK(slots[1].cards[0].served_ns == 5000 * MS); /* not five seconds of arrears */
+}
+
+static void test_a_turn_is_never_held_for_good(void)
+{
+    start_turns(2);
+    CHECK(take(0, T, UINT64_MAX).mine);
+    CHECK(take(0, T + 100 * MS, UINT64_MAX).mine); /* alone: renewed */
+    CHECK(!take(1, T + 100 * MS + 100 * US, UINT64_MAX).mine);
+    CHECK(take(1, T + 100 * MS + 300 * US, UINT64_MAX).mine); /* nothing on the card for 0.2 ms: given up */
+    uses(1, MS, T + 5000 * MS); /* work that does not end: it may wait for a sibling's */
+    slots[1].cards[0].waiting_until_ns = T + 5000 * MS;
+    CHECK(!take(0, T + 110 * MS, UINT64_MAX).mine);
+    CHECK(take(0, T + 118 * MS, UINT64_MAX).mine);
+    start_turns(2);
+    CHECK(take(0, T, UINT64_MAX).mine);
+    slots[0].cards[0].waiting_until_ns = T + 5000 * MS; /* killed while it waited */
+    CHECK(take(1, T + 9 * MS, UINT64_MAX).mine);
+    uses(1, 8 * MS, T + 17 * MS);
+    CHECK(!take(1, T + 17 * MS + 10 * US, UINT64_MAX).mine); /* the dead one is next … */
+    CHECK(take(1, T + 18 * MS, UINT64_MAX).mine);             /* … for half a millisecond */
+    usage.turn = UINT64_MAX; /* a damaged file */
+    CHECK(take(1, T + 20 * MS, UINT64_MAX).mine);
+}
+
+static void test_a_turn_ends_early_if_nothing_more_fits(void)
+{
+    start_turns(2);
+    struct vc_turns turns = {&usage, slots, &slots_used, 0, 0, 0};
+    CHECK(take(0, T, UINT64_MAX).mine);
+    slots[0].cards[0].predicted_finish_ns = T + 6 * MS;
+    slots[0].cards[0].waiting_until_ns = T + 100 * MS;
+    CHECK(!take(1, T + 6 * MS, UINT64_MAX).mine);
+    CHECK(vc_turn_shorten(&turns, T + 5 * MS, T + 6 * MS));
+    CHECK(take(1, T + 6 * MS, UINT64_MAX).mine);
+    CHECK(!vc_turn_shorten(&turns, T + 6 * MS, T + 7 * MS)); /* not ours any more */
+}
+
+static void test_siblings_wait_at_the_gate(void)
+{
+    start_turns(2);
+    lease(T, UINT64_MAX, 0);
+    struct vc_gate sibling;
+    vc_gate_init(&sibling, &limits, &limits.cards[0], &usage, &slots[1].cards[0]);
+    sibling.turns = (struct vc_turns){&usage, slots, &slots_used, 0, 1, 0};
+    gate.slot = &slots[0].cards[0];
+    gate.turns = (struct vc_turns){&usage, slots, &slots_used, 0, 0, 0};
+    CHECK(ask(T, MS) == VC_GATE_GO);
+    vc_gate_enter(&sibling, T, MS, 0, &answer);
+    CHECK(answer.reason == VC_GATE_TURN);
+    lease(T, 0, 0);
+    vc_gate_enter(&sibling, T, MS, 0, &answer);
+    CHECK(answer.reason == VC_GATE_LEASE); /* no lease, no turn */
+    limits.arbiter_heartbeat_ns = 0;
+    vc_gate_enter(&sibling, T, MS, 0, &answer);
+    CHECK(answer.reason == VC_GATE_GO); /* without an arbiter all run within the bucket */
+}
+
+int main(void)
+{
+    test_turns_go_to_the_least_served_of_those_that_wait();
+    test_a_process_that_was_idle_comes_back_level();
+    test_a_turn_is_never_held_for_good();
+    test_a_turn_ends_early_if_nothing_more_fits();
+    test_siblings_wait_at_the_gate();
+    return check_failures != 0;
+}
