@@ -24,7 +24,7 @@ from scheduler_ext.engine.gang_planning import Asked
 from scheduler_ext.engine.gangs import LARGE, GangPlaces, Outlook, Plan, PlannedRefusal
 from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.intake import Intake
-from scheduler_ext.engine.preemption import Preemption, Way
+from scheduler_ext.engine.preemption import Part, Preemption, Search, Way
 from scheduler_ext.engine.resizes import Resizes, Unanswered
 from scheduler_ext.engine.simulation import Simulation
 from scheduler_ext.engine.templates import Templates, Unused, Wanted
@@ -40,7 +40,7 @@ from scheduler_ext.state.history import Look
 from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pod_texts import KnownPod, PodTexts
-from scheduler_ext.state.pods import Record, State
+from scheduler_ext.state.pods import Kept, Record, State
 from scheduler_ext.state.shape import Shape
 from scheduler_ext.state.unschedulable import RETRY, Unschedulable, Unseen
 from vcuda.spec import device_classes, request
@@ -242,7 +242,8 @@ class Engine:
         """Per node the pods to evict, instead of kube-scheduler's; nodes where eviction can't help are left out.
 
         Evicted are the fewest shares of the lowest priorities below the pod's own whose cards let it in; proposed pods
-        without a share stay proposed. Decides and books nothing; the search holds no lock.
+        without a share stay proposed. Decides and books nothing; the search holds no lock. It ends after a second of
+        processor; nodes that were not reached are left out, too, and are first when one of the pod's class asks again.
         """
         try:
             asked = request.parse_pod(pod, self.names)
@@ -252,19 +253,40 @@ class Engine:
             return dict(proposed)
         with self._lock:
             search, others = self._preemption.begin(asked, pod, proposed)
-        if others is not None and not others.has_room():
-            return {}
-        pieces.copied(self._lock, self.cache.cluster, lambda: search.nodes, search.take, lambda: None)
-        ways = list(self._preemption.search(search).items())
-        agreed: dict[str, Way] = {}
-        for start in range(0, len(ways), _JUDGED_AT_ONCE):
+        answer: dict[str, Victims] = {}
+        plans: dict[str, Kept] = {}
+        if others is not None and search.turn.brief:
+            search.unfinished = True
+        elif others is not None and not others.has_room():
             with self._lock:
-                agreed |= self._preemption.within_quotas(search, ways[start : start + _JUDGED_AT_ONCE])
-            time.sleep(_BETWEEN)
-        answer, plans = self._preemption.answer(search, agreed)
+                self._preemption.spent(search)
+            return {}
+        else:
+            for names in search.pieces():
+                with self._lock:
+                    search.look_at(names)
+                time.sleep(_BETWEEN)
+            for part in search.parts():
+                found = self._preempt_some(search, part)
+                answer |= found[0]
+                plans |= found[1]
         with self._lock:
             self._preemption.remember(search, plans)
         return answer
+
+    def _preempt_some(self, search: Search, part: Part) -> tuple[dict[str, Victims], dict[str, Kept]]:
+        """The answer for some nodes, and what to remember of it."""
+        pieces.copied(self._lock, self.cache.cluster, lambda: part.nodes, part.take, lambda: None)
+        ways = self._preemption.search(part)
+        some, agreed = list(ways.items()), dict[str, Way]()
+        for start in range(0, len(some), _JUDGED_AT_ONCE):
+            with self._lock:
+                agreed |= self._preemption.within_quotas(part.wish.asked, some[start : start + _JUDGED_AT_ONCE])
+            time.sleep(_BETWEEN)
+        answer, plans = self._preemption.answer(part, agreed)
+        with self._lock:
+            search.learn(part, ways, answer)
+        return answer, plans
 
     def simulate(
         self, pod: Mapping[str, Any], names: Sequence[str], nodes: Mapping[str, Mapping[str, Any]]

@@ -349,6 +349,7 @@ class Intake:
             old.runs = objects.runs(pod)
             if leaving and not old.leaving:
                 old.leaving = True
+                cache.cluster.stir(node)
                 self._preemption.make_room(uid)
             if old.annotation == mark:
                 return

@@ -93,6 +93,8 @@ class Waking:
             return gang is None or len(gang.members) >= gang.size
         if one.needs is Needs.SIGHT:
             return all(self._claim_book.knows(*thing) for thing in one.unseen)
+        if one.needs is Needs.VICTIMS:
+            return True
         if one.shape is None or ((gang := self._cache.gangs.of(one.uid)) is not None and gang.places):
             return True
         book = self._books[one.of_claims]

@@ -11,6 +11,7 @@ import numpy as np
 from scheduler_ext.planning import pieces
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.scoring import placing
+from scheduler_ext.scoring.exact_search import Budget
 from scheduler_ext.scoring.placing import Plan
 from scheduler_ext.scoring.scores import allowed_cards
 from scheduler_ext.scoring.typical_pods import Typical
@@ -111,13 +112,21 @@ class CandidateNodes:
         """Reason codes of some positions, for another shape, or as if for each the pods in `freed` had ended."""
         return self.codes_with(positions, None if freed is None else self.freed(positions, freed), shape)
 
-    def codes_with(self, positions: Ints, freed: Freed | None, shape: Shape | None = None) -> Ints:
-        """The same, with what is freed summed already."""
+    def codes_with(
+        self,
+        positions: Ints,
+        freed: Freed | None,
+        shape: Shape | None = None,
+        budgets: Sequence[Budget] | None = None,
+    ) -> Ints:
+        """The same, with what is freed summed already. `budgets`: see placing.plan; per position of all."""
         code = np.zeros(len(positions), np.int64)
         for start in range(0, len(positions), _CHUNK):
             pieces.rest()
             part = slice(start, start + _CHUNK)
-            plan, problem = self._plan(positions[part], shape or self.shape, None if freed is None else freed.at(part))
+            plan, problem = self._plan(
+                positions[part], shape or self.shape, None if freed is None else freed.at(part), budgets
+            )
             code[part] = np.where(problem == FITS, plan.code, problem)
         return code
 
@@ -155,7 +164,14 @@ class CandidateNodes:
         """Free what is large here, a little at a time. Nothing is to be asked afterwards."""
         pieces.let_go(self.holders)
 
-    def _plan(self, positions: Ints, shape: Shape, freed: Freed | None) -> tuple[Plan, Ints]:
+    def usable(self, positions: Ints) -> Bools:
+        """[k, cards]: the cards that the pod may have."""
+        usable = self.view.usable[positions]
+        return usable if self.allowed is None else usable & self.allowed[positions]
+
+    def _plan(
+        self, positions: Ints, shape: Shape, freed: Freed | None, budgets: Sequence[Budget] | None = None
+    ) -> tuple[Plan, Ints]:
         view = View._make(array[positions] for array in self.view)
         problem, cores, blocks = self.problem[positions], view.free_cores, view.free_blocks
         if freed is not None:
@@ -165,7 +181,8 @@ class CandidateNodes:
                     problem[place] = FITS
         view = view._replace(free_cores=np.maximum(cores, 0), free_blocks=np.maximum(blocks, 0))
         allowed = None if self.allowed is None else self.allowed[positions]
-        return placing.plan(shape, view, allowed, self.typical), problem
+        own = None if budgets is None else [budgets[position] for position in positions.tolist()]
+        return placing.plan(shape, view, allowed, self.typical, own), problem
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,13 @@ import numpy as np
 
 from scheduler_ext.planning.evidence import CandidateNodes, Freed, Holder
 from scheduler_ext.protocol.reasons import FITS
+from scheduler_ext.scoring.exact_search import Budget
+from scheduler_ext.scoring.least import least
 from scheduler_ext.state.cluster import Bools, Ints
 
 _MOST_SETS = 300  # of one size, on one node: beyond that the search is greedy
 _MOST_SETS_IN_ALL = 30_000  # half a second
+_MOST_CHOICES = 20_000  # of cards, on one node: for the sets of few pods, and as many for all else
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class _Search:
             self._ordered(position, [one for one in held if one.bound and not one.leaving and one.priority < priority])
             for position, held in enumerate(candidates.holders)
         ]  # fmt: skip
+        # So that what is found of a node does not depend on which others are looked at with it.
+        self._budgets = [Budget(_MOST_CHOICES) for _ in proposals]
+        self._of_sets = [Budget(_MOST_CHOICES) for _ in proposals]
+        self._all = least(candidates.shape)
         self._left = candidates.freed(np.arange(len(proposals)), self._leaving)
         self._least = np.array([self._needed(position) for position in range(len(proposals))], np.int64).reshape(-1, 2)
 
@@ -74,19 +81,44 @@ class _Search:
         frees = (sum(one.usage.cpu_milli for one in named), sum(one.usage.memory_bytes for one in named))
         return min(lacks[0], frees[0]), min(lacks[1], frees[1])
 
-    def fits(self, pairs: Sequence[tuple[int, Set]]) -> Bools:
+    def fits(self, pairs: Sequence[tuple[int, Set]], budgets: Sequence[Budget] | None = None) -> Bools:
         """Whether the pod fits on each position when those pods, and those that leave anyway, are gone."""
         if not pairs:
             return np.zeros(0, np.bool_)
         positions = np.array([position for position, _ in pairs])
-        return self._fit(positions, self._candidates.freed(positions, [gone for _, gone in pairs]))
+        return self._fit(positions, self._candidates.freed(positions, [gone for _, gone in pairs]), budgets)
 
-    def _fit(self, positions: Ints, freed: Freed) -> Bools:
+    def _fit(self, positions: Ints, freed: Freed, budgets: Sequence[Budget] | None = None) -> Bools:
         """`freed`: by those who are evicted; those who leave anyway are added here."""
-        least = self._least[positions]
-        enough = (freed.cpu_milli >= least[:, 0]) & (freed.memory_bytes >= least[:, 1])
-        fitting: Bools = enough & (self._candidates.codes_with(positions, freed.plus(self._left.at(positions))) == FITS)
+        needed = self._least[positions]
+        fitting: Bools = (freed.cpu_milli >= needed[:, 0]) & (freed.memory_bytes >= needed[:, 1])
+        freed = freed.plus(self._left.at(positions))
+        fitting &= ~self._lacks(positions, freed).any(axis=1)
+        at = np.flatnonzero(fitting)
+        codes = self._candidates.codes_with(positions[at], freed.at(at), budgets=budgets or self._budgets)
+        fitting[at] = codes == FITS
         return fitting
+
+    def _lacks(self, positions: Ints, freed: Freed) -> Ints:
+        """What the cards have too little of in sum: most sets are left there."""
+        candidates, view = self._candidates, self._candidates.view
+        cores, blocks = view.free_cores[positions] + freed.cores, view.free_blocks[positions] + freed.blocks
+        return self._all.lacks(candidates.usable(positions), cores, blocks)
+
+    def _fewest(self, sets: dict[int, Set]) -> dict[int, int]:
+        """How many have to go at least, of each set that would do: those with the most free no more than that."""
+        positions = np.array(list(sets), np.int64)
+        lacks = self._lacks(positions, self._left.at(positions))[:, :2].tolist()
+        found = {}
+        for (position, may), lacking in zip(sets.items(), lacks, strict=True):
+            shares = [one.usage.cards.values() for one in may]
+            most = 1
+            for kind, lack in enumerate(lacking):
+                frees = sorted((sum(share[kind] for share in ones) for ones in shares), reverse=True)
+                sums = itertools.accumulate(frees)
+                most = max(most, next((count for count, freed in enumerate(sums, 1) if freed >= lack), len(may)))
+            found[position] = most
+        return found
 
     def highest(self) -> dict[int, int]:
         """Positions that can be freed → how high the highest priority among the victims has to be, at least."""
@@ -126,18 +158,24 @@ class _Search:
         """Per position a smallest set: exact where few enough sets are to be tried, else one that can't shrink."""
         found: dict[int, Set] = {position: () for position, level in levels.items() if level < -(2**31)}
         open_ = {position: self.up_to(position, level) for position, level in levels.items() if position not in found}
-        tried, here = 0, open_
+        tried, here, fewest = 0, open_, self._fewest(open_)
         for size in itertools.count(1):
             here = {
                 position: may
                 for position, may in here.items()
                 if position not in found and size < len(may) and math.comb(len(may), size) <= _MOST_SETS
             }
-            pairs = [(position, some) for position, may in here.items() for some in itertools.combinations(may, size)]
+            pairs = [
+                (position, some)
+                for position, may in here.items()
+                if size >= fewest[position]
+                for some in itertools.combinations(may, size)
+            ]
             tried += len(pairs)
-            if not pairs or tried > _MOST_SETS_IN_ALL:
+            if not here or tried > _MOST_SETS_IN_ALL:
                 break
-            fitting = [pair for pair, fits in zip(pairs, self.fits(pairs).tolist(), strict=True) if fits]
+            able = self.fits(pairs, self._of_sets)
+            fitting = [pair for pair, fits in zip(pairs, able.tolist(), strict=True) if fits]
             for position, some in fitting:
                 if position not in found or self.cost(position, some) < self.cost(position, found[position]):
                     found[position] = some

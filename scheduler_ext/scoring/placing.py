@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,11 +109,17 @@ class Plan(NamedTuple):
         return cls(np.full(count, np.inf), np.zeros(count, np.int64), np.zeros((count, columns), np.int64))
 
 
-def plan(shape: Shape, view: View, allowed: Bools | None, typical: Typical) -> Plan:
-    """Choose cards on every node of `view`. `allowed` [k, cards]: cards that the pod accepts (None: all)."""
+def plan(
+    shape: Shape, view: View, allowed: Bools | None, typical: Typical,
+    budgets: Sequence[exact_search.Budget] | None = None,
+) -> Plan:  # fmt: skip
+    """Choose cards on every node of `view`. `allowed` [k, cards]: cards that the pod accepts (None: all).
+
+    `budgets`: of the exact search, one for each node, which need not be different ones; None: one for all.
+    """
     rows = np.arange(len(view.rows))
     found = Plan.empty(len(rows), shape.columns)
-    _place(shape, view, _nodes(view), allowed, typical, rows, found, exact_search.Budget(), at_rows=False)
+    _place(shape, view, _nodes(view), allowed, typical, rows, found, budgets or exact_search.Budget(), at_rows=False)
     return found
 
 
@@ -148,7 +154,7 @@ def refresh(places: Places, cluster: Cluster, typical: Typical) -> None:
 
 def _place(
     shape: Shape, arrays: Cluster | View, nodes: _Struct, allowed: Bools | None, typical: Typical, rows: Ints,
-    plan: Plan, budget: exact_search.Budget, *, at_rows: bool,
+    plan: Plan, budget: exact_search.Budget | Sequence[exact_search.Budget], *, at_rows: bool,
 ) -> None:  # fmt: skip
     accepted = ffi.NULL if allowed is None else _pointer(allowed)
     plans = [_pointer(array) for array in plan]
@@ -163,7 +169,8 @@ def _place(
             continue
         usable = arrays.usable[row] if allowed is None else arrays.usable[row] & allowed[place]
         if usable.any():
-            _second_look(shape, arrays, row, usable, budget, plan, at, (nodes.pointer, pods, wish))
+            own = budget if isinstance(budget, exact_search.Budget) else budget[place]
+            _second_look(shape, arrays, row, usable, own, plan, at, (nodes.pointer, pods, wish))
 
 
 def _second_look(

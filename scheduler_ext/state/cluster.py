@@ -30,7 +30,7 @@ _PER_CARD: dict[str, type] = {
     "free_cores": np.int64, "free_blocks": np.int64, "total_blocks": np.int64, "model": np.int64,
     "present": np.bool_, "usable": np.bool_, "links": np.uint8,
 }  # fmt: skip
-_PER_NODE = ("free_cpu", "free_memory", "size", "code", "changed", "born")
+_PER_NODE = ("free_cpu", "free_memory", "size", "code", "changed", "stirred", "born")
 _SIZE_BITS = 5  # of an amount, that tell sizes of nodes apart: machines of one type differ by less
 _MOST_SIZES = 256  # nodes describe themselves, and what is worked out of sizes must not fill our memory
 
@@ -155,6 +155,7 @@ class Cluster:
     size: Ints
     code: Ints
     changed: Ints
+    stirred: Ints  # counts what has changed of its pods beside what they hold
     born: Ints  # the clock when the row got the name that it has
 
     def __len__(self) -> int:
@@ -199,6 +200,12 @@ class Cluster:
         self.clock += 1
         self.changed[row] = self.clock
         self._tell(self.names[row])
+
+    def stir(self, node: str) -> None:
+        """A pod there is seen, or leaves: what it holds is the same."""
+        row = self.index.get(node)
+        if row is not None:
+            self.stirred[row] += 1
 
     def _tell(self, node: str) -> None:
         for changed in self._followers:

@@ -149,6 +149,8 @@ class PodCache:
         # The watch confirms most pods as they were assumed: then no score of the node has to be worked out again.
         if not same:
             self._cluster.book(record.uid, record.node, record.usage)
+        else:
+            self._cluster.stir(record.node)
 
     def confirm(self, record: Record, now: float) -> None:
         """The API server has shown what we wrote for a pod: it is booked as it was, and nothing is decided for it."""
@@ -156,6 +158,7 @@ class PodCache:
         record.request = record.placement = record.written = None
         record.attempted = False
         self._pending.discard(record.uid)
+        self._cluster.stir(record.node)
 
     def move(self, record: Record, state: State, now: float) -> None:
         record.state, record.since = state, now

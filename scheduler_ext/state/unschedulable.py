@@ -40,6 +40,7 @@ class Needs(enum.Enum):
     SIGHT = enum.auto()  # what our watch had not shown
     CERTAINTY = enum.auto()  # whether a write has taken effect
     MEMBERS = enum.auto()  # of its gang
+    VICTIMS = enum.auto()  # which were not looked for everywhere yet
 
 
 class Unschedulable(NamedTuple):
@@ -139,6 +140,13 @@ class UnschedulablePods:
     def call(self, uid: str) -> None:
         """It is this one's turn: it is woken first if it would fit, however lately it was before."""
         if uid in self._pods:
+            self._called[uid] = None
+
+    def look_on(self, uid: str, since: float) -> None:
+        """It is to ask whom to evict again, from then on, for there was no time to look at all nodes."""
+        if (one := self._pods.get(uid)) is not None:
+            self._forget(uid)
+            self._keep(one._replace(needs=Needs.VICTIMS, since=since))
             self._called[uid] = None
 
     def due(self) -> list[Unschedulable]:

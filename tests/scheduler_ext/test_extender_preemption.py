@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scheduler_ext.engine import preempt_time
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol import extender_v1
@@ -37,6 +38,13 @@ from vcuda.spec import placement, request
 from vcuda.spec.inventory import Card
 
 Start = Callable[..., Running]
+
+
+@pytest.fixture(autouse=True)
+def _no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, too, all nodes are looked at."""
+    for bound in ("SECONDS", "LONGEST", "AT_ONCE"):
+        monkeypatch.setattr(preempt_time, bound, 600.0)
 
 
 def important(one: dict[str, Any], priority: int) -> dict[str, Any]:
