@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,19 @@ def libraries(machine: Machine) -> tuple[Path, Path]:
 def test_what_the_drivers_list_of_processes_leaves_out_is_part_of_a_context(tmp_path: Path, unlisted_kib: int) -> None:
     machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"unlisted_kib": unlisted_kib})])
     assert context_cost.measure(*libraries(machine), machine.cards[0].uuid, machine.environment()) == CONTEXT
+
+
+def test_who_measures_ends_with_who_asked(tmp_path: Path) -> None:
+    machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"context_ms": 15_000})])
+    asks = f"from pathlib import Path; from vcuda.driver.context_cost import measure; measure(*map(Path, {[*map(str, libraries(machine))]}), {machine.cards[0].uuid!r})"
+    asker = subprocess.Popen([sys.executable, "-c", asks], env={**os.environ, **machine.environment()})
+    measurers = Path(f"/proc/{asker.pid}/task/{asker.pid}/children")
+    eventually(lambda: measurers.read_text() != "", "the measuring process")
+    time.sleep(0.5)  # it loads its libraries
+    measurer = Path("/proc") / measurers.read_text().strip() / "exe"  # of one that has ended nobody can read it
+    asker.kill()
+    asker.wait()
+    eventually(lambda: not measurer.exists(), "its end", 5.0)
 
 
 def test_what_a_neighbour_did_is_no_part_of_a_context() -> None:
