@@ -139,7 +139,9 @@ class _Replica:
         self._engine = engine = _engine(settings, recorder)
         self._certificate = None
         if settings.tls_cert and settings.tls_key:
-            self._certificate = ServerCertificate(settings.tls_cert, settings.tls_key, settings.client_ca)
+            self._certificate = ServerCertificate(
+                settings.tls_cert, settings.tls_key, settings.client_ca, http2=settings.http2
+            )
         self._listener = listen(settings.bind_address, settings.port, "--port")
         self._probes = None
         if settings.probe_port is not None:

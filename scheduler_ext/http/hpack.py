@@ -38,6 +38,8 @@ _LENGTHS = (
 _END = 256
 _TABLE_BYTES = 4096  # of fields that the peer may refer to: the protocol's default, which we leave as it is
 _FIELD_BYTES = 32  # that a field counts beside its text
+_LONGEST_REMEMBERED = 128  # bytes of a packed text that is kept with its meaning
+_MOST_SIZES = 2  # changes of the table's size in a head: the least that it had, and what it has (RFC 7541, 4.2)
 _INTEGER_BITS = 28  # more is no length of anything here
 
 
@@ -87,9 +89,12 @@ def _steps() -> tuple[list[list[tuple[int, bytes]]], set[int]]:
     return steps, ends
 
 
-@functools.lru_cache(maxsize=1024)
 def _unpacked(text: bytes) -> bytes:
     """A text in Huffman's code."""
+    return _remembered(text) if len(text) <= _LONGEST_REMEMBERED else _read(text)
+
+
+def _read(text: bytes) -> bytes:
     steps, ends = _steps()
     node, found = 0, []
     for byte in text:
@@ -104,6 +109,9 @@ def _unpacked(text: bytes) -> bytes:
     return b"".join(found)
 
 
+_remembered = functools.lru_cache(maxsize=512)(_read)
+
+
 class Decoder:
     """Reads the heads of one connection, in their order. Fields of one head may have `most` bytes, as they count."""
 
@@ -116,7 +124,7 @@ class Decoder:
     def decode(self, block: bytes) -> list[Field]:
         """The fields. Raises BadHead, after which nothing can be read of the connection."""
         found: list[Field] = []
-        at, end, size = 0, len(block), 0
+        at, end, size, sizes = 0, len(block), 0, 0
         while at < end:
             first = block[at]
             if first >= 0x80:
@@ -126,8 +134,9 @@ class Decoder:
                 field, at = self._literal(block, at, 0x3F)
                 self._add(field)
             elif first >= 0x20:
-                if found:
-                    raise BadHead("the table's size changes within a head")
+                sizes += 1
+                if found or sizes > _MOST_SIZES:
+                    raise BadHead("the table's size changes within a head, or too often")
                 most, at = self._integer(block, at, 0x1F)
                 if most > _TABLE_BYTES:
                     raise BadHead("the table becomes too large")

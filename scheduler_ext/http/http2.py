@@ -1,12 +1,12 @@
 """HTTP/2 (RFC 9113) over TLS, for whom it spares a connection: kube-scheduler sends all its binds on one.
 
-What is allowed, how long and how much is as with HTTP/1.1: see `server`.
+What is allowed and how long is as with HTTP/1.1: see `server`. What a peer can make us keep or do is bounded for each
+connection, whatever it sends and whoever it is: heads, streams, frames that bring nothing, and time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
 import logging
 import struct
@@ -27,16 +27,31 @@ _MOST_FRAME = 16384  # bytes: the protocol's default, which we leave as it is
 _MOST_WINDOW = 2**31 - 1
 _FIRST_WINDOW = 65535  # bytes that may be sent before anything is said of it
 _OUR_WINDOW = 32 << 20  # of all bodies of a connection that we have not taken in; we take in all at once
-_MOST_STREAMS = 250  # requests at once, as Go's servers allow
-_FRAMES_AT_ONCE = 64  # then others have their turn
+_MOST_STREAMS = 100  # requests at once
+_MOST_HEAD_BYTES = 16 * 1024  # of a request, packed or not
+_MOST_URL_BYTES, _MOST_TOKEN_BYTES = 1024, 4096
+_MOST_WAITING_BYTES = 64 * 1024  # of heads of all requests of a connection
+_LONGEST_KNOWN, _MOST_KNOWN = 256, 64  # bytes of a head that is kept with its meaning, and how many are
+_MOST_SETTINGS = 32  # in one frame
+_LEAST_PART = 256  # bytes of a body in a frame that brings something
+# Frames that bring nothing (resets, pings, settings, windows, crumbs of bodies, heads, and those without an answer) of
+# which a connection has so many, so many more a second, and more with each answer and each part of it that was sent.
+_PATIENCE, _PATIENCE_SECOND, _PATIENCE_ANSWER = 1000, 100, 4
+# Microseconds of work with frames, about: of a connection at once, then others have their turn; ahead; and in a second,
+# all such together that have had that much ahead.
+_WORK_AT_ONCE, _WORK_AHEAD, _WORK_SECOND = 256, 4096, 250_000
+_FRAME_WORK = 4
+_MOST_PAUSE = 5.0  # seconds: less than a frame may take
 
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(10)
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _NO_ERROR, _PROTOCOL_ERROR, _FLOW_CONTROL_ERROR, _STREAM_CLOSED, _FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
-_REFUSED_STREAM, _COMPRESSION_ERROR, _ENHANCE_YOUR_CALM = 7, 9, 11
-_SET_STREAMS, _SET_WINDOW, _SET_FRAME, _SET_LIST = 3, 4, 5, 6
+_REFUSED_STREAM, _CANCEL, _COMPRESSION_ERROR, _ENHANCE_YOUR_CALM = 7, 8, 9, 11
+_SET_PUSH, _SET_STREAMS, _SET_WINDOW, _SET_FRAME, _SET_LIST = 2, 3, 4, 5, 6
 _FOR_CONNECTIONS = (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 _BODILESS = ("GET", "HEAD")
+_NO_NAME = bytes(range(0x21)) + bytes(range(0x41, 0x5B)) + b":" + bytes(range(0x7F, 0x100))
+_NO_VALUE = b"\0\r\n"
 _NEVER = float("inf")
 
 
@@ -57,26 +72,30 @@ class _Head(NamedTuple):
     size: int | None
     token: str
     gzip: bool
+    continues: bool = False  # the body comes when we say so
+    cost: int = 0  # bytes of it that are kept
 
 
 class _Stream:
     """One request and its answer."""
 
     __slots__ = (
-        "chunks", "closes", "ended", "gone", "head", "held", "left", "most", "number", "received", "task", "until",
-        "window",
+        "bodiless", "body", "closes", "cost", "ended", "gone", "head", "held", "left", "most", "number", "received",
+        "task", "until", "window",
     )  # fmt: skip
 
     def __init__(self, number: int, head: _Head, window: int) -> None:
-        self.number, self.head, self.window = number, head, window
-        self.chunks: list[bytes | memoryview] = []
+        self.number, self.window, self.cost = number, window, head.cost
+        self.head: _Head | None = head  # until it is answered
+        self.bodiless = head.method == "HEAD"
+        self.body: bytes | bytearray = b""
         self.received = self.held = self.most = 0  # bytes: that came, for which there is room, that may come
         self.ended = False  # the request is here
         self.gone = False  # nobody wants the answer
         self.closes = False  # the connection ends with the answer
         self.task: Any = None  # an answer that comes later
         self.left: memoryview | None = None  # of an answer for which the peer has no room yet
-        self.until = _NEVER  # when the request has to be here
+        self.until = _NEVER  # when the request has to be here, or more of the answer be read
 
 
 class Room(Protocol):
@@ -90,6 +109,7 @@ class Server(Protocol):
     """What all connections share."""
 
     buffer: memoryview
+    behind: int  # connections that have more frames than time
     ending: bool
     connections: set[Any]
 
@@ -123,15 +143,17 @@ def _length(size: int) -> bytes:
 def _meaning(fields: list[hpack.Field]) -> _Head | None:
     """None for what is no request."""
     pseudo: dict[bytes, bytes] = {}
-    size, token, gzip, regular = None, "", False, False
+    size, token, gzip, continues, regular = None, "", False, False, False
     for name, value in fields:
+        if value.translate(None, _NO_VALUE) != value:
+            return None
         if name[:1] == b":":
             if regular or name in pseudo or name not in (b":method", b":path", b":scheme", b":authority"):
                 return None
             pseudo[name] = value
             continue
         regular = True
-        if name != name.lower() or name in _FOR_CONNECTIONS:
+        if not name or name.translate(None, _NO_NAME) != name or name in _FOR_CONNECTIONS:
             return None
         if name == b"content-length":
             if not value.isdigit() or len(value) > 15 or size not in (None, int(value)):
@@ -141,12 +163,21 @@ def _meaning(fields: list[hpack.Field]) -> _Head | None:
             token = value.decode("latin-1")
         elif name == b"accept-encoding":
             gzip = b"gzip" in value
+        elif name == b"expect":
+            continues = value.lower() == b"100-continue"
+        elif name == b"te" and value != b"trailers":
+            return None
     method, url = pseudo.get(b":method"), pseudo.get(b":path")
     if not method or not url or b":scheme" not in pseudo:
         return None
     path, _, query = url.partition(b"?")
     shown = path.decode("latin-1") if b"%" not in path else urllib.parse.unquote(path)
-    return _Head(method.decode("latin-1"), shown, query.decode("latin-1"), size, token, gzip)
+    cost = len(method) + len(url) + len(token)
+    return _Head(method.decode("latin-1"), shown, query.decode("latin-1"), size, token, gzip, continues, cost)
+
+
+def _too_large(head: _Head) -> bool:
+    return head.cost - len(head.token) > _MOST_URL_BYTES or len(head.token) > _MOST_TOKEN_BYTES
 
 
 class Http2Connection(asyncio.BufferedProtocol):
@@ -156,17 +187,18 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._server, self._application, self._room, self._client = server, application, room, client
         self._buffer = server.buffer
         self._transport: Any = None
-        self._decoder = hpack.Decoder(exchange.MOST_HEAD_BYTES)
+        self._decoder = hpack.Decoder(_MOST_HEAD_BYTES)
         self._heads: dict[bytes, _Head] = {}  # what heads mean while the decoder's version is this
         self._version = 0
         self._rest = b""  # what came of a frame, or of more than are taken in at once
         self._behind = False  # the latter: it goes on soon
-        self._began = False  # the preface was seen
+        self._began = self._greeted = False  # the preface was seen, and the settings behind it
         self._block: tuple[int, bool, bytes] | None = None  # a head that goes on: its stream, whether that ends, so far
         self._last = 0  # the newest stream of the peer's
         self._streams: dict[int, _Stream] = {}  # those that are not answered
+        self._head_bytes = 0  # of these
         self._bodies: set[_Stream] = set()  # whose requests are not here
-        self._ready: collections.deque[_Stream] = collections.deque()
+        self._ready: dict[int, _Stream] = {}  # that wait to be begun; their bodies hold room
         self._turn = False  # one of these is begun soon
         self._blocked: dict[int, _Stream] = {}  # for which the peer has no room
         self._window = _FIRST_WINDOW  # bytes that we may send
@@ -175,7 +207,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._taken = 0  # bytes of bodies of which the peer does not know that we have taken them in
         self._full = self._leaving = self._closed = False
         self._reads = True
-        self._partial_until = self._unread_until = _NEVER
+        self._patience, self._patient_at = float(_PATIENCE), 0.0
+        self._work, self._worked_at = 0.0, 0.0
+        self._more = False  # there may be room for more of answers
+        self._partial_until = self._head_until = self._unread_until = _NEVER
         self._idle_until = 0.0
         self.until = 0.0  # the monotonic time when `late` is called
 
@@ -184,20 +219,31 @@ class Http2Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._server.connections.add(self)
-        self._partial_until = self._idle_until = self.until = time.monotonic() + exchange.SILENT_SECONDS
+        self._patient_at = time.monotonic()
+        self._partial_until = self._idle_until = self.until = self._patient_at + exchange.SILENT_SECONDS
         window = min(max(self._application.body_bytes, _FIRST_WINDOW), _MOST_WINDOW)
-        said = {_SET_STREAMS: _MOST_STREAMS, _SET_WINDOW: window, _SET_LIST: exchange.MOST_HEAD_BYTES}
+        said = {_SET_STREAMS: _MOST_STREAMS, _SET_WINDOW: window, _SET_LIST: _MOST_HEAD_BYTES}
         settings = b"".join(struct.pack(">HI", name, value) for name, value in said.items())
         grows = struct.pack(">I", _OUR_WINDOW - _FIRST_WINDOW)
         self._transport.write(_frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW, 0, 0, grows))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
-        self._closed = True
         self._server.connections.discard(self)
-        for stream in list(self._streams.values()):
-            self._give_room(stream)
+        self._let_go()
+        self._transport, self.until = None, _NEVER
+
+    def _let_go(self) -> None:
+        """Of all that is kept for the peer: we and the transport refer to each other, and may stay for long."""
+        self._closed = True
+        for stream in self._streams.values():
             if isinstance(stream.task, asyncio.Task):
                 stream.task.cancel()
+            self._give_room(stream)
+            stream.body, stream.left, stream.head = b"", None, None
+        for kept in (self._streams, self._ready, self._bodies, self._blocked, self._heads):
+            kept.clear()
+        self._rest, self._block = b"", None
+        self._decoder = hpack.Decoder(0)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size is enough for all
         return self._buffer
@@ -215,17 +261,21 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._full = True
-        self._unread()
+        self._unread_until = time.monotonic() + exchange.UNREAD_SECONDS
+        self.until = min(self.until, self._unread_until)
         self._pace()
 
     def resume_writing(self) -> None:
         self._full = False
         if self._closed:
             return
-        self._unread()
+        self._unread_until = _NEVER
+        if self._partial_until != _NEVER:  # we did not read either
+            self._expect(True)
         self._pace()
         self._send_more()
-        self._go_on()
+        if not self._turn:
+            self._go_on()
 
     def _pace(self) -> None:
         reads = not (self._full or self._behind)
@@ -233,15 +283,10 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._reads = reads
             self._transport.resume_reading() if reads else self._transport.pause_reading()
 
-    def _unread(self) -> None:
-        """The peer has read something of what we said, or begins not to."""
-        waits = self._full or self._blocked
-        self._unread_until = time.monotonic() + exchange.UNREAD_SECONDS if waits else _NEVER
-        self.until = min(self.until, self._unread_until)
-
     # --- frames ---
 
     def _take(self, data: bytes) -> None:
+        enough = self._work + _WORK_AT_ONCE
         at = frames = 0
         end = len(data)
         try:
@@ -258,10 +303,11 @@ class Http2Connection(asyncio.BufferedProtocol):
                 after = at + _HEAD_BYTES + size
                 if after > end:
                     break
-                if frames == _FRAMES_AT_ONCE:
+                if self._work >= enough:
                     self._behind = True
                     break
                 frames += 1
+                self._work += _FRAME_WORK + (size >> 12)
                 if kind == _HEADERS and flags == _END_HEADERS and self._block is None:
                     behind = self._take_whole(number & _MOST_WINDOW, data, at + _HEAD_BYTES, after, end)
                     if behind:
@@ -272,9 +318,15 @@ class Http2Connection(asyncio.BufferedProtocol):
         except _Broken as problem:
             self._break(problem)
             return
+        if self._closed:
+            return
         self._rest = data[at:]
-        if self._behind:
-            asyncio.get_running_loop().call_soon(self._catch_up)
+        self._rest_from_work()
+        if self._more:
+            self._more = False
+            self._send_more()
+            if self._closed:
+                return
         if self._behind or not self._reads:
             self._pace()
         if self._rest or self._block is not None or not self._began:
@@ -284,8 +336,23 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._ready and not self._turn:
             self._go_on()
 
-    def _catch_up(self) -> None:
+    def _rest_from_work(self) -> None:
+        """Who has had too much waits; where several have, all of them wait as long as they take together."""
+        now = time.monotonic()
+        self._work = max(0.0, self._work - (now - self._worked_at) * _WORK_SECOND)
+        self._worked_at = now
+        if self._work > _WORK_AHEAD:
+            self._behind = True
+            self._server.behind += 1
+            pause = (self._work - _WORK_AHEAD) / _WORK_SECOND * self._server.behind
+            asyncio.get_running_loop().call_later(min(pause, _MOST_PAUSE), self._catch_up, True)
+        elif self._behind:
+            asyncio.get_running_loop().call_soon(self._catch_up)
+
+    def _catch_up(self, paused: bool = False) -> None:
         self._behind = False
+        if paused:
+            self._server.behind -= 1
         if not self._closed:
             self._take(self._rest)
 
@@ -294,6 +361,21 @@ class Http2Connection(asyncio.BufferedProtocol):
         if came or self._partial_until == _NEVER:
             self._partial_until = time.monotonic() + exchange.HEAD_SECONDS
             self.until = min(self.until, self._partial_until)
+
+    def _bear(self) -> None:
+        """One more frame that brings nothing."""
+        self._patience -= 1
+        if self._patience < 0:
+            now = time.monotonic()
+            self._patience += min((now - self._patient_at) * _PATIENCE_SECOND, _PATIENCE)
+            self._patient_at = now
+            if self._patience < 0:
+                raise _Broken(_ENHANCE_YOUR_CALM, "too many frames for nothing")
+
+    def _sent(self) -> None:
+        """An answer, or a part of one."""
+        self._patience = min(self._patience + _PATIENCE_ANSWER, float(_PATIENCE))
+        self._work = max(0.0, self._work - _PATIENCE_ANSWER * _FRAME_WORK)
 
     def _take_whole(self, number: int, data: bytes, start: int, at: int, end: int) -> int:
         """Take in a request that is all here, with a head that is known: nothing waits for time or room.
@@ -305,7 +387,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             return 0
         if self._leaving or number <= self._last or not number & 1 or len(self._streams) >= _MOST_STREAMS:
             return 0
-        chunks: list[bytes | memoryview] = []
+        if self._head_bytes + head.cost > _MOST_WAITING_BYTES or head.continues:
+            return 0
+        chunks: list[bytes] = []
         left, flags = head.size, 0
         while not flags:
             if end - at < _HEAD_BYTES:
@@ -321,21 +405,32 @@ class Http2Connection(asyncio.BufferedProtocol):
                 or at > end
                 or left < 0
                 or at - start > _MOST_FRAME
+                or (at - start < _LEAST_PART and not flags)
             ):
                 return 0
             chunks.append(data[start:at])
         if left:
             return 0
+        self._bear()
+        if not self._room.take_now(head.size):
+            return 0
         self._last = number
+        self._work += _FRAME_WORK * len(chunks) + (head.size >> 12)
         self._count(head.size)
-        stream = self._streams[number] = _Stream(number, head, self._each)
-        stream.ended, stream.chunks = True, chunks
+        stream = self._keep(_Stream(number, head, self._each))
+        stream.ended, stream.held = True, head.size
         refused = self._application.refuse(head.method, head.path, self._client)
         if refused is None:
-            self._ready.append(stream)
+            stream.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            self._ready[number] = stream
         else:
             self._answer(stream, refused)
         return at
+
+    def _keep(self, stream: _Stream) -> _Stream:
+        self._streams[stream.number] = stream
+        self._head_bytes += stream.cost
+        return stream
 
     def _count(self, size: int) -> None:
         """The peer may send as much more as we have taken in."""
@@ -347,6 +442,10 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _take_frame(self, kind: int, flags: int, number: int, data: bytes, start: int, end: int) -> None:
         if self._block is not None and (kind != _CONTINUATION or number != self._block[0]):
             raise _Broken(_PROTOCOL_ERROR, "something comes within a head")
+        if not self._greeted and (kind != _SETTINGS or flags & _ACK):
+            raise _Broken(_PROTOCOL_ERROR, "the settings come first")
+        if kind != _DATA or (end - start < _LEAST_PART and not flags & _END_STREAM):
+            self._bear()
         if kind == _DATA:
             self._take_data(number, flags, data, start, end)
         elif kind == _HEADERS:
@@ -358,6 +457,8 @@ class Http2Connection(asyncio.BufferedProtocol):
                 self._take_head(number, bool(flags & _END_STREAM), data[start:end])
             else:
                 self._block = number, bool(flags & _END_STREAM), data[start:end]
+                self._head_until = time.monotonic() + exchange.HEAD_SECONDS
+                self.until = min(self.until, self._head_until)
         elif kind == _WINDOW:
             self._take_window(number, data, start, end)
         elif kind == _CONTINUATION:
@@ -375,7 +476,13 @@ class Http2Connection(asyncio.BufferedProtocol):
             raise _Broken(_PROTOCOL_ERROR, "clients push nothing")
         elif kind == _PRIORITY and (number == 0 or end - start != 5):
             raise _Broken(_PROTOCOL_ERROR if number == 0 else _FRAME_SIZE_ERROR, "this is no priority")
+        elif kind == _GOAWAY and number:
+            raise _Broken(_PROTOCOL_ERROR, "a farewell of a stream")
         # GOAWAY of a client, and kinds that nobody knows, change nothing.
+
+    def _unknown(self, number: int) -> bool:
+        """Whether no request had this number. Behind our farewell those are on their way that we shall not see."""
+        return number == 0 or (number > self._last and not (self._leaving and number & 1))
 
     @staticmethod
     def _within(flags: int, data: bytes, start: int, end: int) -> tuple[int, int]:
@@ -396,11 +503,19 @@ class Http2Connection(asyncio.BufferedProtocol):
             raise _Broken(_PROTOCOL_ERROR, "nothing goes on here")
         number, ends, block = self._block
         block += part
-        if len(block) > exchange.MOST_HEAD_BYTES:
-            raise _Broken(_ENHANCE_YOUR_CALM, f"the head has more than {exchange.MOST_HEAD_BYTES} bytes")
+        if len(block) > _MOST_HEAD_BYTES:
+            raise _Broken(_ENHANCE_YOUR_CALM, f"the head has more than {_MOST_HEAD_BYTES} bytes")
         self._block = None if flags & _END_HEADERS else (number, ends, block)
         if flags & _END_HEADERS:
+            self._head_until = _NEVER
             self._take_head(number, ends, block)
+
+    def _fields(self, block: bytes) -> list[hpack.Field]:
+        self._work += len(block) >> 1
+        try:
+            return self._decoder.decode(block)
+        except hpack.BadHead as problem:
+            raise _Broken(_COMPRESSION_ERROR, str(problem)) from problem
 
     def _read_head(self, block: bytes) -> _Head | None:
         """What a head means. Nearly each refers to fields of those before it alone, and has come before."""
@@ -408,51 +523,65 @@ class Http2Connection(asyncio.BufferedProtocol):
             known = self._heads.get(block)
             if known is not None:
                 return known
-        try:
-            fields = self._decoder.decode(block)
-        except hpack.BadHead as problem:
-            raise _Broken(_COMPRESSION_ERROR, str(problem)) from problem
-        head = _meaning(fields)
-        if self._version != self._decoder.version or len(self._heads) >= 64:
+        head = _meaning(self._fields(block))
+        if self._version != self._decoder.version or len(self._heads) >= _MOST_KNOWN:
             # This one may have changed what it means itself, when it comes again.
             self._version = self._decoder.version
             self._heads.clear()
-        elif head is not None:
+        elif head is not None and len(block) <= _LONGEST_KNOWN and head.cost <= _LONGEST_KNOWN:
             self._heads[block] = head
         return head
 
     def _take_head(self, number: int, ends: bool, block: bytes) -> None:
-        if self._leaving and number > self._last:
-            return  # it was told that nobody looks at it
-        head = self._read_head(block)
         stream = self._streams.get(number)
-        if stream is not None and not stream.ended:  # what comes behind a body says nothing to us
-            if not ends:
-                raise _Broken(_PROTOCOL_ERROR, "a second head")
-            self._end_request(stream)
+        if stream is not None or number <= self._last:
+            self._take_trailers(number, stream, ends, block)
             return
         if number % 2 == 0:
             raise _Broken(_PROTOCOL_ERROR, "streams of clients have odd numbers")
-        if number <= self._last:
-            if stream is not None:
-                raise _Broken(_STREAM_CLOSED, "a request goes on after its end")
-            return  # behind a body of which we did not want all
+        head = self._read_head(block)
+        if self._leaving:
+            return  # it was told that nobody looks at it
         self._last = number
-        if len(self._streams) >= _MOST_STREAMS:
-            self._reset(number, _REFUSED_STREAM)
-        elif head is None:
+        if head is None:
             self._reset(number, _PROTOCOL_ERROR)
+        elif len(self._streams) >= _MOST_STREAMS:
+            self._reset(number, _REFUSED_STREAM)
         else:
             self._begin_request(_Stream(number, head, self._each), ends)
 
+    def _take_trailers(self, number: int, stream: _Stream | None, ends: bool, block: bytes) -> None:
+        """They say nothing to us."""
+        fields = self._fields(block)
+        if number % 2 == 0:
+            raise _Broken(_PROTOCOL_ERROR, "streams of clients have odd numbers")
+        if stream is None:
+            self._reset(number, _STREAM_CLOSED)
+        elif stream.ended:
+            raise _Broken(_STREAM_CLOSED, "a request goes on after its end")
+        elif not ends:
+            raise _Broken(_PROTOCOL_ERROR, "a second head")
+        elif any(name[:1] == b":" for name, _ in fields):
+            self._drop(stream, _PROTOCOL_ERROR)
+        else:
+            self._end_request(stream)
+
     def _begin_request(self, stream: _Stream, ends: bool) -> None:
         head, application = stream.head, self._application
-        self._streams[stream.number] = stream
+        assert head is not None
         stream.ended = ends
+        if _too_large(head):
+            stream.cost = 0
+            self._answer(self._keep(stream), error(431, "the head has too long a path or token", close=True))
+            return
+        if self._head_bytes + head.cost > _MOST_WAITING_BYTES:
+            self._reset(stream.number, _REFUSED_STREAM)
+            return
+        self._keep(stream)
         refused = application.refuse(head.method, head.path, self._client)
         most = 0 if head.method in _BODILESS else application.body_bytes
         if refused is None and (head.size or 0) > most:
-            refused = self._too_long(stream, head.size)
+            refused = self._too_long(head, head.size)
         if refused is None and not ends:
             stream.most = most if head.size is None else head.size
             if self._room.take_now(stream.most):
@@ -467,9 +596,10 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._bodies.add(stream)
             stream.until = time.monotonic() + application.body_seconds
             self.until = min(self.until, stream.until)
+            if head.continues:
+                self._transport.write(_frame(_HEADERS, _END_HEADERS, stream.number, hpack.encoded(b":status", b"100")))
 
-    def _too_long(self, stream: _Stream, size: int | None) -> Answer:
-        head = stream.head
+    def _too_long(self, head: _Head, size: int | None) -> Answer:
         if head.method in _BODILESS:
             return error(400, f"{head.method} {head.path:.80} takes no body", close=True)
         return self._application.too_long(size)
@@ -479,33 +609,46 @@ class Http2Connection(asyncio.BufferedProtocol):
         if flags & _PADDED:
             start, end = self._within(flags & _PADDED, data, start, end)
         stream = self._streams.get(number)
-        if stream is None or stream.ended:
-            if number == 0 or (number > self._last and not self._leaving):
+        if stream is None:
+            if self._unknown(number):
                 raise _Broken(_PROTOCOL_ERROR, "a body without a head")
-            if stream is not None:
-                raise _Broken(_STREAM_CLOSED, "a request goes on after its end")
+            return  # of one of which we did not want all
+        if stream.ended:
+            raise _Broken(_STREAM_CLOSED, "a request goes on after its end")
+        head = stream.head
+        if head is None or stream not in self._bodies:  # it has its answer
+            stream.ended = bool(flags & _END_STREAM)
             return
         stream.received += end - start
         if stream.received > stream.most:
-            if stream.head.size is not None:
+            if head.size is not None:
                 self._drop(stream, _PROTOCOL_ERROR)
             else:
-                self._answer(stream, self._too_long(stream, None))
+                self._answer(stream, self._too_long(head, None))
             return
-        if end > start:
-            stream.chunks.append(memoryview(data)[start:end])
+        if stream.body:
+            if isinstance(stream.body, bytes):
+                stream.body = bytearray(stream.body)
+            stream.body += memoryview(data)[start:end]
+        else:
+            stream.body = data[start:end]
         if flags & _END_STREAM:
             self._end_request(stream)
 
     def _end_request(self, stream: _Stream) -> None:
+        head = stream.head
         stream.ended = True
+        if head is None:
+            return
         stream.until = _NEVER
         self._bodies.discard(stream)
-        self._give_room(stream)
-        if stream.head.size is not None and stream.received != stream.head.size and not stream.gone:
+        if head.size is not None and stream.received != head.size:
             self._drop(stream, _PROTOCOL_ERROR)
-        else:
-            self._ready.append(stream)
+            return
+        held, stream.held = stream.held, stream.received
+        if held > stream.held:
+            self._room.give(held - stream.held)
+        self._ready[stream.number] = stream
 
     def _take_window(self, number: int, data: bytes, start: int, end: int) -> None:
         if end - start != 4:
@@ -515,7 +658,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             if more == 0 or self._window + more > _MOST_WINDOW:
                 raise _Broken(_FLOW_CONTROL_ERROR if more else _PROTOCOL_ERROR, "no such window")
             self._window += more
-        elif number > self._last:
+        elif self._unknown(number):
             raise _Broken(_PROTOCOL_ERROR, "a window of no stream")
         else:
             stream = self._streams.get(number)
@@ -525,34 +668,43 @@ class Http2Connection(asyncio.BufferedProtocol):
                 self._drop(stream, _FLOW_CONTROL_ERROR if more else _PROTOCOL_ERROR)
                 return
             stream.window += more
-        if self._blocked:
-            self._send_more()
+        self._more = True
 
     def _take_settings(self, number: int, flags: int, payload: bytes) -> None:
         if number or len(payload) % 6 or (flags & _ACK and payload):
             raise _Broken(_PROTOCOL_ERROR if number else _FRAME_SIZE_ERROR, "these are no settings")
         if flags & _ACK:
             return
+        if len(payload) > 6 * _MOST_SETTINGS:
+            raise _Broken(_ENHANCE_YOUR_CALM, f"more than {_MOST_SETTINGS} settings at once")
+        self._greeted = True
+        each = self._each
         for name, value in struct.iter_unpack(">HI", payload):
             if name == _SET_WINDOW:
                 if value > _MOST_WINDOW:
                     raise _Broken(_FLOW_CONTROL_ERROR, "no such window")
-                for stream in self._streams.values():
-                    stream.window += value - self._each
-                    if stream.window > _MOST_WINDOW:
-                        raise _Broken(_FLOW_CONTROL_ERROR, "no such window")
-                self._each = value
+                each = value
             elif name == _SET_FRAME:
                 if not _MOST_FRAME <= value < 1 << 24:
                     raise _Broken(_PROTOCOL_ERROR, "no such length of frames")
                 self._most_frame = value
+            elif name == _SET_PUSH and value > 1:
+                raise _Broken(_PROTOCOL_ERROR, "no such setting")
+        self._work += len(payload) >> 2
+        if each != self._each:
+            self._work += len(self._streams) >> 1
+            for stream in self._streams.values():
+                stream.window += each - self._each
+                if stream.window > _MOST_WINDOW:
+                    raise _Broken(_FLOW_CONTROL_ERROR, "no such window")
+            self._each = each
+            self._more = True
         self._transport.write(_frame(_SETTINGS, _ACK, 0))
-        self._send_more()
 
     def _take_reset(self, number: int, size: int) -> None:
         if size != 4:
             raise _Broken(_FRAME_SIZE_ERROR, "this is no reset")
-        if number == 0 or number > self._last:
+        if self._unknown(number):
             raise _Broken(_PROTOCOL_ERROR, "a reset of no stream")
         stream = self._streams.get(number)
         if stream is None:
@@ -568,19 +720,17 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._turn = False
         if self._closed or self._full or self._blocked:
             return
-        while self._ready:
-            stream = self._ready.popleft()
-            if stream.gone or stream.number not in self._streams:
-                continue
-            self._begin(stream)
-            break
+        if self._ready:
+            self._begin(self._ready.pop(next(iter(self._ready))))
         if self._ready and not self._turn:
             self._turn = True
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _begin(self, stream: _Stream) -> None:
-        head, chunks, stream.chunks = stream.head, stream.chunks, []
-        request = Request(head.method, head.path, head.query, b"".join(chunks), self._client, head.token, head.gzip)
+        head, body = stream.head, bytes(stream.body)
+        assert head is not None, "what waits has no answer"
+        self._done_with(stream)
+        request = Request(head.method, head.path, head.query, body, self._client, head.token, head.gzip)
         try:
             answer = self._application.answer(request)
         except Exception:  # noqa: BLE001 - one request must not end the server
@@ -594,6 +744,14 @@ class Http2Connection(asyncio.BufferedProtocol):
         else:
             stream.task = asyncio.get_running_loop().create_task(self._finish(stream, request, answer))
 
+    def _done_with(self, stream: _Stream) -> None:
+        """The request of it."""
+        self._head_bytes -= stream.cost
+        stream.body, stream.head, stream.cost, stream.until = b"", None, 0, _NEVER
+        self._bodies.discard(stream)
+        self._ready.pop(stream.number, None)
+        self._give_room(stream)
+
     async def _finish(self, stream: _Stream, request: Request, coming: Awaitable[Answer]) -> None:
         try:
             answer = await coming
@@ -606,19 +764,22 @@ class Http2Connection(asyncio.BufferedProtocol):
         stream.task = None
         if self._closed:
             return
+        if stream.head is not None:  # it is refused
+            self._done_with(stream)
         body, number, stream.closes = answer.body, stream.number, answer.close
         length = size = len(body)
         if stream.gone:
             self._forget(stream)
             return
         fields = _opening(answer.status, answer.kind, answer.headers) + _date(int(time.time())) + _length(length)
-        if stream.head.method == "HEAD":
+        if stream.bodiless:
             size = 0
         if size and size <= _MOST_FRAME and size <= stream.window and size <= self._window and not self._full:
             self._window -= size
             begins = _HEAD.pack(0, len(fields), _HEADERS, _END_HEADERS, number)
             self._transport.write(b"%b%b%b%b" % (begins, fields, _HEAD.pack(0, size, _DATA, _END_STREAM, number), body))
             if stream.ended and not stream.closes:
+                self._sent()
                 del self._streams[number]
                 if not self._streams:
                     self._rest_idle()
@@ -627,6 +788,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._transport.write(_frame(_HEADERS, _END_HEADERS, number, fields))
             stream.left = memoryview(body)
             self._blocked[number] = stream
+            stream.until = time.monotonic() + exchange.UNREAD_SECONDS
+            self.until = min(self.until, stream.until)
             self._send_more()
             return
         else:
@@ -636,39 +799,52 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _answered(self, stream: _Stream) -> None:
         if not stream.ended:  # the rest of it is not wanted
             self._reset(stream.number, _NO_ERROR)
+        self._sent()
         if stream.closes:
             self._leave()
         self._forget(stream)
 
     def _send_more(self) -> None:
         """Of answers for which there is room now, one after the other."""
-        if not self._blocked:
-            return
-        for number, stream in list(self._blocked.items()):
-            while stream.left and not self._full:
-                size = min(len(stream.left), self._most_frame, stream.window, self._window, 1 << 18)
-                if size <= 0:
-                    break
-                part, stream.left = stream.left[:size], stream.left[size:]
-                stream.window -= size
-                self._window -= size
-                ends = 0 if stream.left else _END_STREAM
-                self._transport.write(_frame(_DATA, ends, number, bytes(part)))
+        moved, until = False, time.monotonic() + exchange.UNREAD_SECONDS
+        for stream in list(self._blocked.values()):
+            if self._send_of(stream):
+                moved, stream.until = True, until
             if not stream.left:
-                del self._blocked[number]
+                self._blocked.pop(stream.number, None)
                 self._answered(stream)
-        self._unread()
-        if not self._blocked and self._ready and not self._turn:
+                if self._closed:
+                    return
+        if moved:
+            for stream in self._blocked.values():
+                if stream.window > 0:  # it waits for others
+                    stream.until = until
+        if self._ready and not (self._blocked or self._turn):
             self._turn = True
             asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _send_of(self, stream: _Stream) -> bool:
+        """Whether any of it."""
+        sent = False
+        while stream.left and not self._full:
+            size = min(len(stream.left), self._most_frame, stream.window, self._window, 1 << 18)
+            if size <= 0:
+                break
+            part, stream.left = stream.left[:size], stream.left[size:]
+            stream.window -= size
+            self._window -= size
+            self._transport.write(_frame(_DATA, 0 if stream.left else _END_STREAM, stream.number, bytes(part)))
+            if size >= _LEAST_PART:
+                self._sent()
+            sent = True
+        return sent
 
     # --- ends ---
 
     def _forget(self, stream: _Stream) -> None:
         self._streams.pop(stream.number, None)
         self._blocked.pop(stream.number, None)
-        self._bodies.discard(stream)
-        self._give_room(stream)
+        self._done_with(stream)
         if not self._streams:
             self._rest_idle()
 
@@ -677,7 +853,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._close()
         else:
             self._idle_until = time.monotonic() + exchange.IDLE_SECONDS
-            self.until = min(self._idle_until, self._partial_until, self._unread_until)
+            self.until = min(self._idle_until, self._partial_until, self._head_until, self._unread_until)
 
     def _drop(self, stream: _Stream, code: int) -> None:
         self._reset(stream.number, code)
@@ -707,9 +883,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _close(self) -> None:
         if self._closed:
             return
-        self._closed = True
-        for stream in list(self._streams.values()):
-            self._give_room(stream)
+        self._let_go()
         self.until = time.monotonic() + exchange.END_SECONDS  # for a peer that does not read the last of it
         self._transport.close()
 
@@ -717,22 +891,34 @@ class Http2Connection(asyncio.BufferedProtocol):
         """The time for what the peer was to do is over."""
         now = time.monotonic()
         if self._closed or self._unread_until <= now:
-            self._transport.abort()
+            self.abort()
             return
         for stream in list(self._bodies):
-            if stream.until <= now:
+            if stream.until <= now and not self._closed:
                 self._answer(stream, self._application.too_slow())
+        for stream in list(self._blocked.values()):
+            if stream.until <= now and not self._closed:  # what others read is sent to its end
+                self._leave()
+                self._drop(stream, _CANCEL)
         if self._closed:
             return
-        if self._partial_until <= now:
+        if self._reads and min(self._partial_until, self._head_until) <= now:
             self._break(_Broken(_ENHANCE_YOUR_CALM, "this took too long"))
         elif not self._streams and self._idle_until <= now:
             self._leave()
             self._close()
         else:
-            idle = _NEVER if self._streams else self._idle_until
-            begun = min((stream.until for stream in self._bodies), default=_NEVER)
-            self.until = min(self._partial_until, self._unread_until, idle, begun)
+            if self._ready and not self._turn:
+                self._go_on()
+            self._look_again(now)
+
+    def _look_again(self, now: float) -> None:
+        idle = _NEVER if self._streams else self._idle_until
+        partial = min(self._partial_until, self._head_until)
+        if not self._reads:
+            partial = max(partial, now + 1)
+        waits = (stream.until for kept in (self._bodies, self._blocked.values()) for stream in kept)
+        self.until = min(partial, self._unread_until, idle, min(waits, default=_NEVER))
 
     def finish(self) -> None:
         """The server ends: close at once if nothing is being answered."""
@@ -741,4 +927,5 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._close()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()

@@ -118,6 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         self._task: asyncio.Task[None] | Later[Answer] | None = None  # an answer that comes later
         self._in_head = False
         self._head_bytes = 0
+        self._chunks: list[bytes] = []  # of a body
         self._held = 0  # bytes of room
         self._waits = self._closed = False
         self._size: int | None = None
@@ -140,6 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         if tls is not None and tls.selected_alpn_protocol() == HTTP_2:
             second = Http2Connection(self._server, self._application, self._room, self._client)
             self._transport.set_protocol(second)
+            self._parser = self._transport = None
             second.connection_made(transport)
             return
         self._server.connections.add(self)
@@ -151,6 +153,9 @@ class Connection(asyncio.BufferedProtocol):
         self._give_room()
         if isinstance(self._task, asyncio.Task):
             self._task.cancel()
+        # We and the transport, and the parser, refer to each other, and may stay for long: of what is large we let go.
+        self._ready.clear()
+        self._chunks, self._raw_head, self._parser, self._transport = [], b"", None, None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size is enough for all
         return self._buffer
@@ -261,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         self._continues = False
         self._token = ""
         self._gzip = False
-        self._chunks: list[bytes] = []
+        self._chunks = []
         self._received = 0
         self._complete = False
         self._expect_head(exchange.HEAD_SECONDS)
@@ -467,7 +472,7 @@ class Connection(asyncio.BufferedProtocol):
     def late(self) -> None:
         """The time for what it was to do is over."""
         if self._closed or self._full:
-            self._transport.abort()
+            self.abort()
         elif self._last is not None:
             self.until = float("inf")  # what comes before it has times of its own
         elif self._waits:
@@ -487,7 +492,8 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class Server:
@@ -508,6 +514,7 @@ class Server:
         self.heads: dict[bytes, _Head] = {}  # all connections': what heads mean depends on nobody
         # All connections': what is read is parsed at once. Not all servers': to read lets other threads run.
         self.buffer = memoryview(bytearray(_READ_BYTES))
+        self.behind = 0
         self.ending = self.started = False
 
     def stop(self, *_: object) -> None:

@@ -7,6 +7,7 @@ import random
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -74,7 +75,8 @@ class Peer:
 
     def __init__(self, application: Any = None, room: int = 1 << 20, *, begin: bool = True) -> None:
         self.application = application or Application()
-        self.ending, self.connections, self.buffer = False, set(), memoryview(bytearray(1 << 18))
+        self.ending, self.behind, self.connections = False, 0, set()
+        self.buffer = memoryview(bytearray(1 << 18))
         self.transport, self.room = Transport(), _Room(room)
         self.connection = Http2Connection(self, self.application, self.room, None)
         self.connection.connection_made(cast(Any, self.transport))
@@ -336,18 +338,18 @@ class Held(Application):
 def test_requests_at_once_are_bounded_also_where_they_are_reset() -> None:
     async def work() -> None:
         peer = Peer(Held())
-        for number in range(250):
+        for number in range(100):
             peer.send(request(2 * number + 1))
         await peer.soon(300)
-        assert len(peer.application.later) == 250
-        peer.send(frame(RESET, 0, 1, bytes(4)) + request(501))
-        assert [(kind, stream) for kind, _, stream, _ in await peer.soon()] == [(RESET, 501)]
+        assert len(peer.application.later) == 100
+        peer.send(frame(RESET, 0, 1, bytes(4)) + request(201))
+        assert [(kind, stream) for kind, _, stream, _ in await peer.soon()] == [(RESET, 201)]
         peer.application.later[0].give(exchange.Answer(200, b"late"))
         assert await peer.soon() == []  # nobody wants it any more
-        peer.send(request(503))
+        peer.send(request(203))
         await peer.soon()
-        peer.application.later[250].give(exchange.Answer(200, b"new"))
-        assert peer.answers(await peer.soon()) == {503: (b"200", b"new")}
+        peer.application.later[100].give(exchange.Answer(200, b"new"))
+        assert peer.answers(await peer.soon()) == {203: (b"200", b"new")}
 
     run(work)
 
@@ -447,6 +449,8 @@ BROKEN: dict[str, tuple[bytes, int]] = {
     "a short reset": (frame(RESET, 0, 9, b"x"), 6),
     "a ping of a stream": (frame(PING, 0, 1, bytes(8)), 1),
     "a short ping": (frame(PING, 0, 0, b"x"), 6),
+    "a farewell of a stream": (frame(GOAWAY, 0, 1, bytes(8)), 1),
+    "a push that is neither on nor off": (frame(SETTINGS, 0, 0, struct.pack(">HI", 2, 2)), 1),
     "a push": (frame(PUSH, 4, 1, bytes(4)), 1),
     "a priority of nothing": (frame(PRIORITY, 0, 0, bytes(5)), 1),
     "two heads": (frame(HEADERS, 4, 1, head()) + frame(HEADERS, 4, 1, head()), 1),
@@ -468,6 +472,15 @@ def test_what_breaks_the_protocol_ends_the_connection(name: str) -> None:
     run(work)
 
 
+def test_settings_come_first() -> None:
+    async def work() -> None:
+        peer = Peer(begin=False)
+        peer.send(PREFACE + request(1))
+        assert code_of(await peer.soon()) == 1 and peer.transport.closed
+
+    run(work)
+
+
 def test_another_protocol_is_none_of_ours() -> None:
     async def work() -> None:
         peer = Peer(begin=False)
@@ -481,6 +494,7 @@ def test_another_protocol_is_none_of_ours() -> None:
     "fields",
     [
         {":method": ""}, {":path": ""}, {":scheme": None}, {"Upper": "x"}, {"connection": "close"}, {"transfer_encoding": "chunked"},
+        {"": "x"}, {"a b": "x"}, {"a": "x\ny"}, {"a": "\0"}, {"te": "gzip"},
         {":status": "200"}, {"content_length": "-1"}, {"content_length": "1" * 20}, {"content_length": "x"},
     ],
     ids=str,
@@ -567,7 +581,7 @@ def test_over_tls_kube_scheduler_s_client_gets_what_it_offers(tmp_path: Path) ->
 
     async def whole() -> tuple[str | None, list[Frame]]:
         listener = socket.create_server(("127.0.0.1", 0))
-        server = servers.Server(cast(Any, Application()), listener, ServerCertificate(str(chain), str(key)))
+        server = servers.Server(cast(Any, Application()), listener, ServerCertificate(str(chain), str(key), http2=True))
         task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
         trusted = ssl.create_default_context(cafile=str(chain))
         trusted.set_alpn_protocols(["h2", "http/1.1"])
@@ -634,5 +648,330 @@ def test_requests_that_are_known_and_whole_mean_what_others_mean() -> None:
                 assert peer.answers(frames) == {number: (b"200", b"/y|z|" + body)}
         peer.send(request(number + 2, method="PUT", body=b"x"))
         assert peer.answers(await peer.soon())[number + 2][0] == b"405" and peer.transport.closed
+
+    run(work)
+
+
+NO_WINDOW = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
+CALM = 11
+
+
+def test_what_is_reset_behind_an_answer_that_nobody_reads_is_gone() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(NO_WINDOW + request(1))
+        await peer.soon()
+        for number in range(3, 803, 2):
+            peer.send(request(number, body=b"x") + frame(RESET, 0, number, bytes(4)))
+            await asyncio.sleep(0)
+        assert not peer.connection._ready and len(peer.connection._streams) == 1
+        assert peer.room.take_now(1 << 20)
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        frame(PING, 0, 0, bytes(8)), frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 7)), frame(PRIORITY, 0, 1, bytes(5)),
+        frame(SETTINGS, 1, 0), frame(WINDOW, 0, 0, struct.pack(">I", 1)), frame(0x7F, 0, 0), frame(DATA, 0, 1, b"x"), frame(DATA, 0, 1),
+    ],
+    ids=["pings", "settings", "priorities", "acks", "windows", "unknown", "crumbs", "empty"],
+)  # fmt: skip
+def test_frames_that_bring_nothing_are_borne_for_a_while(nothing: bytes) -> None:
+    async def work() -> None:
+        application = Application()
+        application.body_bytes = 1 << 20
+        peer = Peer(application)
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head()))
+        for _ in range(39):
+            peer.send(25 * nothing)
+            await asyncio.sleep(0)
+        assert not peer.transport.closed
+        for _ in range(60):
+            peer.send(50 * nothing)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        assert code_of(await peer.soon()) == CALM and peer.transport.closed
+
+    run(work)
+
+
+def test_who_has_requests_reset_again_and_again_is_sent_away() -> None:
+    async def work() -> None:
+        peer = Peer(Held())
+        for number in range(1, 4001, 2):
+            peer.send(request(number) + frame(RESET, 0, number, bytes(4)))
+            if peer.transport.closed:
+                break
+            await asyncio.sleep(0)
+        assert code_of(await peer.soon()) == CALM and number < 1500
+
+    run(work)
+
+
+def test_answers_make_up_for_frames_without_end() -> None:
+    """A client that asks, takes each answer in, says so, and pings."""
+
+    async def work() -> None:
+        peer = Peer()
+        for number in range(1, 6001, 2):
+            more = frame(WINDOW, 0, 0, struct.pack(">I", 100)) + frame(PING, 1, 0, bytes(8))
+            peer.send(request(number, body=b"x") + more)
+            assert number in peer.answers(await peer.soon(2)), number
+        assert not peer.transport.closed
+
+    run(work)
+
+
+def test_many_settings_at_once_are_none() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(frame(SETTINGS, 0, 0, 32 * struct.pack(">HI", 4, 9)))
+        assert [kind for kind, *_ in await peer.soon()] == [SETTINGS]
+        peer.send(frame(SETTINGS, 0, 0, 33 * struct.pack(">HI", 4, 9)))
+        assert code_of(await peer.soon()) == CALM
+
+    run(work)
+
+
+def test_heads_are_bounded_one_by_one_and_together() -> None:
+    async def work() -> None:
+        peer = Peer(Held())
+        peer.connection.pause_writing()
+        for number in range(1, 200, 2):
+            peer.send(request(number, "/" + 1000 * "x"))
+        await asyncio.sleep(0.3)
+        assert peer.connection._head_bytes <= 64 * 1024 and not peer.connection._rest
+        assert len(peer.connection._streams) < 70
+        assert {kind for kind, *_ in peer.said()} == {RESET}
+        assert not peer.connection._heads
+
+        for path in ("/" + 1100 * "x", "/?" + 1100 * "x"):
+            peer = Peer()
+            peer.send(request(1, path))
+            assert peer.answers(await peer.soon())[1][0] == b"431" and peer.transport.closed
+        peer = Peer()
+        peer.send(frame(HEADERS, 5, 1, head(**{exchange.TOKEN.decode(): 4096 * "x"})))
+        assert peer.answers(await peer.soon())[1][0] == b"200"
+        peer.send(frame(HEADERS, 5, 3, head(**{exchange.TOKEN.decode(): 4097 * "x"})))
+        assert peer.answers(await peer.soon())[3][0] == b"431"
+        peer = Peer()
+        block = head(more=15000 * "x", again=15000 * "x")
+        peer.send(frame(HEADERS, 0, 1, block[:16384]) + frame(CONTINUATION, 4, 1, block[16384:]))
+        assert code_of(await peer.soon()) == CALM
+
+    run(work)
+
+
+def test_a_head_may_change_the_tables_size_twice() -> None:
+    hpack.Decoder(1000).decode(b"\x20\x3f\xe1\x1f\x82")
+    with pytest.raises(hpack.BadHead):
+        hpack.Decoder(1000).decode(b"\x20\x20\x20\x82")
+
+
+def test_heads_that_cost_much_give_others_their_turn() -> None:
+    async def work() -> None:
+        peer = Peer()
+        block = head(**{f"x{number}": 60 * "x" for number in range(100)})
+        assert len(block) > 6000
+        began = time.monotonic()
+        peer.send(b"".join(frame(HEADERS, 5, number, block) for number in range(1, 33, 2)))
+        assert not peer.transport.reads and list(peer.answers(peer.said())) == [1]
+        while not peer.transport.reads:
+            await asyncio.sleep(0.01)
+        assert list(peer.answers(peer.said())) == list(range(3, 33, 2)) and peer.behind == 0
+        assert time.monotonic() - began > 0.1  # a quarter of the time, not all
+
+    run(work)
+
+
+@pytest.mark.parametrize("crossing", [RESET, WINDOW, DATA, HEADERS], ids=["reset", "window", "body", "head"])
+def test_what_crosses_our_farewell_costs_nobody_his_answer(crossing: int) -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(request(1, "/slow"))
+        await peer.soon()
+        peer.connection.finish()
+        known = hpack.encoded(b":method", b"POST") + b"\x87\x84" + b"\x40\x01a\x01b"  # it goes into the table
+        sent = {
+            RESET: frame(RESET, 0, 3, bytes(4)), WINDOW: frame(WINDOW, 0, 3, struct.pack(">I", 9)), DATA: frame(DATA, 0, 3, b"x"),
+            HEADERS: frame(HEADERS, 5, 3, known) + frame(HEADERS, 5, 5, known[:-5] + b"\xbe"),
+        }  # fmt: skip
+        peer.send(request(3) + sent[crossing] if crossing != HEADERS else sent[crossing])
+        frames = await peer.soon()
+        assert [kind for kind, *_ in frames] == [GOAWAY] and not peer.transport.closed
+        await asyncio.sleep(0.15)
+        assert peer.answers(peer.said()) == {1: (b"200", b"slow")} and peer.transport.closed
+
+    run(work)
+
+
+def test_who_gives_up_an_answer_that_he_does_not_read_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        peer = Peer(Held())
+        peer.send(NO_WINDOW + request(1))
+        await peer.soon()
+        peer.application.later[0].give(exchange.Answer(200, b"x"))
+        peer.send(frame(RESET, 0, 1, bytes(4)) + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1000)))
+        now[0] += exchange.UNREAD_SECONDS + 1
+        peer.send(request(3))
+        peer.connection.late()
+        await peer.soon()
+        peer.application.later[1].give(exchange.Answer(200, b"slow"))
+        assert peer.answers(peer.said())[3] == (b"200", b"slow") and not peer.transport.closed
+
+    run(work)
+
+
+def test_who_reads_nothing_is_left_whatever_he_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        peer = Peer(Held())
+        peer.send(request(1) + NO_WINDOW + request(3) + request(5))
+        await peer.soon()
+        peer.application.later[1].give(exchange.Answer(200, b"x"))
+        said: list[Frame] = []
+        for _ in range(6):
+            now[0] += exchange.UNREAD_SECONDS / 6
+            peer.send(NO_WINDOW + frame(WINDOW, 0, 0, struct.pack(">I", 1)) + frame(PING, 0, 0, bytes(8)))
+            said += await peer.soon()
+            if now[0] >= peer.connection.until:
+                peer.connection.late()
+        said += await peer.soon()
+        assert (RESET, 3) in [(kind, stream) for kind, _, stream, _ in said] and said[-1][0] != PING
+        assert not peer.transport.closed  # other answers are under way
+        peer.send(frame(WINDOW, 0, 1, struct.pack(">I", 100)))
+        peer.application.later[0].give(exchange.Answer(200, b"first"))
+        peer.application.later[2].give(exchange.Answer(200, b"x"))
+        assert (DATA, 1, 1, b"first") in peer.said()
+        now[0] += exchange.UNREAD_SECONDS
+        peer.connection.late()
+        assert peer.transport.closed
+
+    run(work)
+
+
+def test_who_is_too_slow_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        application = Application()
+        application.too_slow = lambda: exchange.error(400, "slow", close=True)  # type: ignore[attr-defined]
+        peer = Peer(application, room=2000)
+        peer.send(NO_WINDOW + frame(HEADERS, HEAD_ENDS, 1, head()) + frame(HEADERS, HEAD_ENDS, 3, head()))
+        assert not peer.room.take_now(1)
+        now[0] += 6
+        for _ in range(3):
+            peer.connection.late()
+        peer.send(5 * frame(DATA, 0, 1, bytes(1000)))
+        frames = await peer.soon()
+        assert sorted((kind, stream) for kind, _, stream, _ in frames) == [(HEADERS, 1), (HEADERS, 3), (SETTINGS, 0)]
+        assert peer.room.take_now(2000)
+        now[0] += exchange.UNREAD_SECONDS
+        peer.connection.late()
+        assert peer.transport.closed
+
+    run(work)
+
+
+def test_bodies_that_wait_for_their_turn_hold_their_room() -> None:
+    async def work() -> None:
+        application = Application()
+        application.overloaded = lambda: exchange.error(503, "no room", close=True)  # type: ignore[attr-defined]
+        for known in (False, True):
+            peer = Peer(application, room=2500)
+            peer.send(request(1, body=bytes(1000)) + request(3, body=bytes(1000)))
+            await peer.soon()
+            peer.send(NO_WINDOW + request(5))
+            await peer.soon()
+            parts = [bytes(1000)] if known else [bytes(500), bytes(500)]
+            for number in (7, 9, 11):
+                peer.send(frame(HEADERS, HEAD_ENDS, number, head(content_length="1000")))
+                for part in parts:
+                    peer.send(frame(DATA, ENDS if part is parts[-1] else 0, number, part))
+            assert list(peer.connection._ready) == [7, 9] and not peer.room.take_now(501)
+            assert (
+                dict(peer.decoder.decode(next(p for k, _, s, p in peer.said() if (k, s) == (HEADERS, 11))))[b":status"]
+                == b"503"
+            )
+            peer.connection.connection_lost(None)
+            assert peer.room.take_now(2500)
+
+    run(work)
+
+
+def test_a_cut_connection_keeps_nothing() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(NO_WINDOW + request(1) + request(3, body=bytes(900)))
+        await peer.soon()
+        peer.send(
+            frame(HEADERS, HEAD_ENDS, 5, head()) + frame(DATA, 0, 5, bytes(500)) + frame(DATA, 0, 5, bytes(500))[:400]
+        )
+        one = peer.connection
+        held = [one._streams[number] for number in (1, 3, 5)]
+        one.connection_lost(None)
+        assert not (one._streams or one._ready or one._bodies or one._blocked or one._heads or one._rest)
+        assert not any(stream.body or stream.left or stream.head for stream in held)
+        one.late(), one.abort()  # as the server may that looked before
+
+    run(work)
+
+
+def test_a_body_of_crumbs_is_kept_once() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head()) + 600 * frame(DATA, 0, 1, b"x"))
+        await peer.soon()
+        assert peer.connection._streams[1].body == 600 * b"x"
+        peer.send(frame(DATA, ENDS, 1, b"y"))
+        assert peer.answers(await peer.soon())[1] == (b"200", b"/x||" + 600 * b"x" + b"y")
+
+    run(work)
+
+
+def test_a_head_without_its_end_has_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        peer = Peer()
+        peer.send(frame(HEADERS, 0, 1, head()))
+        for _ in range(2):
+            now[0] += 6
+            peer.send(frame(CONTINUATION, 0, 1, hpack.encoded(b"a", b"b")))
+        peer.connection.late()
+        assert peer.transport.closed
+
+    run(work)
+
+
+def test_who_waits_to_be_told_to_go_on_is_told() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(frame(HEADERS, HEAD_ENDS, 1, head(expect="100-continue", content_length="2")))
+        kind, flags, stream, block = (await peer.soon())[0]
+        assert (kind, flags, stream, hpack.Decoder(100).decode(block)) == (
+            HEADERS,
+            HEAD_ENDS,
+            1,
+            [(b":status", b"100")],
+        )
+        peer.send(frame(DATA, ENDS, 1, b"ab"))
+        assert peer.answers(await peer.soon()) == {1: (b"200", b"/x||ab")}
+
+    run(work)
+
+
+def test_what_is_asked_on_an_answered_stream_is_reset() -> None:
+    async def work() -> None:
+        peer = Peer()
+        peer.send(request(3))
+        await peer.soon()
+        peer.send(request(1) + request(3))
+        assert [(kind, stream) for kind, _, stream, _ in await peer.soon()] == [(RESET, 1), (RESET, 3)]
 
     run(work)

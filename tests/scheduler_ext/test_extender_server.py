@@ -246,7 +246,9 @@ def test_servers_of_several_threads_never_read_each_others_bytes(tmp_path: Path)
             application = Application()
             application.body_bytes = 1 << 20
             listener = socket.create_server(("127.0.0.1", 0))
-            server = servers.Server(cast(Any, application), listener, ServerCertificate(str(chain), str(key)))
+            server = servers.Server(
+                cast(Any, application), listener, ServerCertificate(str(chain), str(key), http2=True)
+            )
             task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
             trusted = ssl.create_default_context(cafile=str(chain))
             reader, writer = await asyncio.open_connection(
@@ -284,7 +286,7 @@ def test_over_tls_a_client_of_http_1_is_served_on_one_kept_connection_and_gets_n
         application = Application()
         application.body_bytes = 1 << 20
         listener = socket.create_server(("127.0.0.1", 0))
-        server = servers.Server(cast(Any, application), listener, ServerCertificate(str(chain), str(key)))
+        server = servers.Server(cast(Any, application), listener, ServerCertificate(str(chain), str(key), http2=True))
         task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
         trusted = ssl.create_default_context(cafile=str(chain))
         trusted.set_alpn_protocols(["http/1.1"])
