@@ -155,6 +155,8 @@ class Filter:
             self._cache.unschedulable.drop(one.uid)
         else:
             self._cache.unschedulable.put(again)
+            if one.shape is not None and one.refusal is None and self._cache.scores.unsure(one.shape):
+                self._cache.unschedulable.look_on(one.uid, self._cache.clock())
 
     def _choice(
         self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | PlannedRefusal | None

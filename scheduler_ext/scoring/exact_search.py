@@ -27,10 +27,12 @@ class Budget:
     def __init__(self, left: int = MOST_IN_ALL) -> None:
         self.left = left
         self.found: dict[tuple[Card, ...], list[int] | None] = {}
+        self.cut: set[tuple[Card, ...]] = set()  # where it was over before a node's own bound: nothing is known there
 
 
-def search(shape: Shape, cards: Sequence[Card], budget: Budget) -> list[int] | None:
-    """The columns of all steps in their order, or None if there is no way, or none was found within the bound.
+def search(shape: Shape, cards: Sequence[Card], budget: Budget) -> tuple[list[int] | None, bool]:
+    """The columns of all steps in their order, or None if there is no way, or none was found within the bound; and
+    whether that is all that can be said: false where the pass's budget was over.
 
     Nodes with the same cards, in whatever order, are searched once.
     """
@@ -39,7 +41,7 @@ def search(shape: Shape, cards: Sequence[Card], budget: Budget) -> list[int] | N
     if alike not in budget.found:
         budget.found[alike] = _search(shape, alike, budget)
     picks = budget.found[alike]
-    return None if picks is None else [order[pick] for pick in picks]
+    return None if picks is None else [order[pick] for pick in picks], alike not in budget.cut
 
 
 @functools.lru_cache(maxsize=64)
@@ -56,6 +58,8 @@ def _search(shape: Shape, cards: Sequence[Card], budget: Budget) -> list[int] | 
     if found < 0:
         raise MemoryError("no memory to look for cards in")
     budget.left -= spent - left[0]
+    if not found and left[0] <= 0 and spent < MOST_STEPS:
+        budget.cut.add(tuple(cards))
     return list(picks) if found else None
 
 

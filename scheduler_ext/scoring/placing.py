@@ -126,9 +126,12 @@ def plan(
 def plan_rows(
     shape: Shape, cluster: Cluster, rows: Ints, allowed: Bools | None, typical: Typical, plan: Plan,
     budget: exact_search.Budget,
-) -> None:  # fmt: skip
-    """The same for some rows of the cluster, into the rows of `plan`; what closes a node to all pods counts here."""
-    _place(shape, cluster, _of_cluster(cluster), allowed, typical, rows, plan, budget, at_rows=True)
+) -> list[int]:  # fmt: skip
+    """The same for some rows of the cluster, into the rows of `plan`; what closes a node to all pods counts here.
+
+    Returns rows that are refused only because the budget was over before they were searched.
+    """
+    return _place(shape, cluster, _of_cluster(cluster), allowed, typical, rows, plan, budget, at_rows=True)
 
 
 class Places:
@@ -155,14 +158,15 @@ def refresh(places: Places, cluster: Cluster, typical: Typical) -> None:
 def _place(
     shape: Shape, arrays: Cluster | View, nodes: _Struct, allowed: Bools | None, typical: Typical, rows: Ints,
     plan: Plan, budget: exact_search.Budget | Sequence[exact_search.Budget], *, at_rows: bool,
-) -> None:  # fmt: skip
+) -> list[int]:  # fmt: skip
     accepted = ffi.NULL if allowed is None else _pointer(allowed)
     plans = [_pointer(array) for array in plan]
     wish, pods = _wish(shape).pointer, _typical(typical).pointer
     if lib.vc_place(nodes.pointer, pods, wish, _CODES, accepted, _pointer(rows), len(rows), at_rows, plans):
         raise MemoryError("no memory to plan in")
+    unsure = list[int]()
     if len(shape.steps) == 1:
-        return
+        return unsure
     for place, row in enumerate(rows.tolist()):
         at = row if at_rows else place
         if plan.code[at] == FITS or (isinstance(arrays, Cluster) and arrays.code[row] != FITS):
@@ -170,23 +174,26 @@ def _place(
         usable = arrays.usable[row] if allowed is None else arrays.usable[row] & allowed[place]
         if usable.any():
             own = budget if isinstance(budget, exact_search.Budget) else budget[place]
-            _second_look(shape, arrays, row, usable, own, plan, at, (nodes.pointer, pods, wish))
+            if not _second_look(shape, arrays, row, usable, own, plan, at, (nodes.pointer, pods, wish)):
+                unsure.append(at)
+    return unsure
 
 
 def _second_look(
     shape: Shape, arrays: Cluster | View, row: int, usable: Bools, budget: exact_search.Budget, plan: Plan, at: int,
     structs: Iterable[Any],
-) -> None:  # fmt: skip
-    """Search on a row that greed refused, and put what is found into the plan."""
+) -> bool:  # fmt: skip
+    """Search on a row that greed refused, and put what is found into the plan. False: the budget was over before."""
     free = (np.maximum(arrays.free_cores[row], 0), np.maximum(arrays.free_blocks[row], 0))
     amounts = (*free, arrays.total_blocks[row])
     cards = list(zip(*(np.where(usable, amount, 0).tolist() for amount in amounts), strict=True))
-    found = exact_search.search(shape, cards, budget)
+    found, sure = exact_search.search(shape, cards, budget)
     if found is None:
-        return
+        return sure
     cores, blocks = peaks(shape, arrays.total_blocks[row : row + 1], np.array([found], np.int64))
     cost = lib.vc_cost_of(*structs, row, _pointer(cores), _pointer(blocks))
     plan.cost[at], plan.code[at], plan.picks[at] = cost, FITS, found
+    return True
 
 
 def fragmentation(view: View, typical: Typical) -> Floats:

@@ -80,6 +80,7 @@ class Table:
         self._plain = (
             allowed is allowed_cards and len(shape.steps) == 1 and shape.models == _ANY and shape.uuids == _ANY
         )
+        self.unsure = False  # some rows are refused that are yet to be searched
         self.size_bytes = self._size()
         self.counted = 0  # of that, by who keeps it
 
@@ -104,7 +105,7 @@ class Table:
         """Bring the table up to date with the cluster and, for policies that read it, with the typical pods.
 
         At most `most` rows are computed; returns whether all are up to date. `budget`: of who asks, in place of the
-        table's own.
+        table's own; where it is over before a row is searched, that row is refused until the next time.
         """
         count = len(cluster)
         if self._reads_workload and typical.version != self._typical_version:
@@ -125,18 +126,20 @@ class Table:
             self._clock = cluster.clock
             return True
         stale = np.flatnonzero(cluster.changed[:count] > self._at[:count])
-        now = stale[:most]
+        now, unsure = stale[:most], list[int]()
         for start in range(0, len(now), _CHUNK):
             rows = now[start : start + _CHUNK]
             allowed = self._allowed(self.shape, cluster, rows)
-            placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan, budget or self._budget)
+            unsure += placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan, budget or self._budget)
         self._at[now] = cluster.clock
+        self._at[unsure] = -1
         done = len(now) == len(stale)
         if done:
             self._clock = cluster.clock
             if len(now):
                 self._budget = exact_search.Budget(exact_search.MOST_AHEAD)
-        return done
+        self.unsure = done and bool(unsure)
+        return done and not unsure
 
     def far_behind(self, cluster: Cluster, typical: Typical) -> bool:
         """Whether `refresh` would compute so many rows that others should not wait for it."""
@@ -169,6 +172,11 @@ class Scores:
         """See Table.far_behind."""
         table = self._tables.get(shape)
         return len(cluster) > _AT_ONCE if table is None else table.far_behind(cluster, typical)
+
+    def unsure(self, shape: Shape) -> bool:
+        """Whether nodes refuse a shape that are yet to be searched: its next table knows more."""
+        table = self._tables.get(shape)
+        return table is not None and table.unsure
 
     def knows(self, shape: Shape) -> bool:
         return shape in self._tables
