@@ -66,6 +66,17 @@ void vc_tracker_holds_legacy(struct vc_tracker *tracker)
     pthread_mutex_unlock(&tracker->mutex);
 }
 
+void vc_tracker_legacy_holds(struct vc_tracker *tracker)
+{
+    vc_store_relaxed(&tracker->legacy_until_ns, vc_now_ns() + HOSTED_NS);
+}
+
+bool vc_tracker_legacy_held(struct vc_tracker *tracker)
+{
+    uint64_t until = vc_load_relaxed(&tracker->legacy_until_ns);
+    return VC_UNLIKELY(until != 0) && vc_now_ns() < until;
+}
+
 bool vc_tracker_is_hosted(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t *known, enum vc_hosting *since)
 {
     uint64_t now = vc_now_ns(), before = *known;

@@ -9,6 +9,9 @@
 void vc_tracker_hosts(struct vc_tracker *tracker, CUstream stream, const void *lane, uint64_t left_stamp);
 /* … on a stream for which the legacy one waits: what is launched there next begins when nobody knows. No mark is put there, which would put others' work in order. */
 void vc_tracker_holds_legacy(struct vc_tracker *tracker);
+/* … on the legacy stream: what is launched on blocking ones next begins when nobody knows. */
+void vc_tracker_legacy_holds(struct vc_tracker *tracker);
+bool vc_tracker_legacy_held(struct vc_tracker *tracker);
 enum vc_hosting {
     VC_NOT_HOSTED,
     VC_PUT_THERE, /* what was left there is marked before it */

@@ -161,10 +161,19 @@ static bool is_busy(CUstream stream)
     return vc_real.cuStreamQuery && stream != CU_STREAM_LEGACY && !vc_visit_captures() && vc_real.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
 }
 
+/* … and it for the legacy one. */
+static bool legacy_waits_for(CUstream stream)
+{
+    enum { NON_BLOCKING = 1 };
+    unsigned int flags = NON_BLOCKING;
+    bool known = stream != CU_STREAM_LEGACY && vc_real.cuStreamGetFlags && vc_real.cuStreamGetFlags(stream, &flags) == CUDA_SUCCESS;
+    return known && !(flags & NON_BLOCKING);
+}
+
 static void note_behind(struct vc_stream_lane *lane)
 {
     if (lane->open)
-        lane->open->behind = lane->lane.behind;
+        lane->open->behind = lane->lane.behind || (vc_tracker_legacy_held(lane->tracker) && legacy_waits_for(lane->stream));
 }
 
 /* Whether it is still so that nobody can tell when what was launched begins; if it is, the end of what should have been done by now is marked: the card
@@ -408,19 +417,13 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
 
 /* --- what else the application does --- */
 
-static bool legacy_waits_for(CUstream stream)
-{
-    enum { NON_BLOCKING = 1 };
-    unsigned int flags = NON_BLOCKING;
-    bool known = stream != CU_STREAM_LEGACY && vc_real.cuStreamGetFlags && vc_real.cuStreamGetFlags(stream, &flags) == CUDA_SUCCESS;
-    return known && !(flags & NON_BLOCKING);
-}
-
 static void tell(struct vc_tracker *tracker, CUstream stream, const struct vc_stream_lane *lane)
 {
     if (stream != CU_STREAM_PER_THREAD) /* what is there is always marked */
         vc_tracker_hosts(tracker, stream, lane, lane ? lane->left_stamp : 0);
-    if (legacy_waits_for(stream))
+    if (stream == CU_STREAM_LEGACY)
+        vc_tracker_legacy_holds(tracker);
+    else if (legacy_waits_for(stream))
         vc_tracker_holds_legacy(tracker);
 }
 
