@@ -91,7 +91,9 @@ class Settings:
         choice("off", "kubernetes"),
         "kubernetes: /explain, /cluster and the page at / on --probe-port too, for tokens that Kubernetes allows them",
     )
-    http2: bool = option(True, switch, "with --tls-cert: HTTP/2 for clients that offer it; else HTTP/1.1 alone")
+    http2: bool = option(
+        True, switch, "with --client-ca: HTTP/2 for clients with a certificate that offer it; else HTTP/1.1 alone"
+    )
     assume_seconds: float = option(300.0, _TIME, "how long a decision waits for its Bind")
     gang_seconds: float = option(120.0, _TIME, "how long what a gang holds that is not bound stays reserved")
     body_mib: int = option(32, number(1, 1024), "largest request body in MiB")

@@ -20,12 +20,12 @@ class ServerCertificate:
     """A certificate chain and its key, in PEM files. Raises BadCertificate if they can't be used at the start.
 
     `client_ca`: file with the certificates that sign those of clients. Who sends one must prove that it is his; who
-    sends none can still ask for what is open to all. `http2`: who offers it gets it.
+    sends none can still ask for what is open to all. `http2`: who sends one and offers it gets it.
     """
 
     def __init__(self, chain: str, key: str, client_ca: str | None = None, *, http2: bool = False) -> None:
         self._chain, self._key, self._client_ca = chain, key, client_ca
-        self._protocols = [HTTP_2, "http/1.1"] if http2 else ["http/1.1"]
+        self._protocols = [HTTP_2, "http/1.1"] if http2 and client_ca else ["http/1.1"]
         self._seen = self._fingerprint()
         self.context = self._fresh()
 

@@ -1,7 +1,8 @@
 """HTTP/2 (RFC 9113) over TLS, for whom it spares a connection: kube-scheduler sends all its binds on one.
 
-What is allowed and how long is as with HTTP/1.1: see `server`. What a peer can make us keep or do is bounded for each
-connection, whatever it sends and whoever it is: heads, streams, frames that bring nothing, and time.
+Only who has a client certificate is served so: what thousands of connections together can make us do is bounded for
+strangers by HTTP/1.1 alone. What is allowed and how long is as there: see `server`. What a peer can make us keep or do
+is bounded for each connection, whatever it sends: heads, streams, frames that bring nothing, and time.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _MOST_PAUSE = 5.0  # seconds: less than a frame may take
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(10)
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _NO_ERROR, _PROTOCOL_ERROR, _FLOW_CONTROL_ERROR, _STREAM_CLOSED, _FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
-_REFUSED_STREAM, _CANCEL, _COMPRESSION_ERROR, _ENHANCE_YOUR_CALM = 7, 8, 9, 11
+_REFUSED_STREAM, _CANCEL, _COMPRESSION_ERROR, _ENHANCE_YOUR_CALM, _HTTP_1_1_REQUIRED = 7, 8, 9, 11, 13
 _SET_PUSH, _SET_STREAMS, _SET_WINDOW, _SET_FRAME, _SET_LIST = 2, 3, 4, 5, 6
 _FOR_CONNECTIONS = (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 _BODILESS = ("GET", "HEAD")
@@ -178,6 +179,13 @@ def _meaning(fields: list[hpack.Field]) -> _Head | None:
 
 def _too_large(head: _Head) -> bool:
     return head.cost - len(head.token) > _MOST_URL_BYTES or len(head.token) > _MOST_TOKEN_BYTES
+
+
+def send_away(transport: Any) -> None:
+    """Who has no certificate is asked to speak HTTP/1.1."""
+    said = struct.pack(">II", 0, _HTTP_1_1_REQUIRED) + b"HTTP/2 is for clients with a certificate"
+    transport.write(_frame(_SETTINGS, 0, 0) + _frame(_GOAWAY, 0, 0, said))
+    transport.close()
 
 
 class Http2Connection(asyncio.BufferedProtocol):

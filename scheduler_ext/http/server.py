@@ -21,7 +21,7 @@ import uvloop
 from scheduler_ext.http import exchange
 from scheduler_ext.http.certificate import HTTP_2, ServerCertificate
 from scheduler_ext.http.exchange import Answer, Application, Later, Request, error
-from scheduler_ext.http.http2 import Http2Connection
+from scheduler_ext.http.http2 import Http2Connection, send_away
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
@@ -138,6 +138,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport
         self._client = common_name(transport)
         tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == HTTP_2 and self._client is None:
+            send_away(transport)
+            return
         if tls is not None and tls.selected_alpn_protocol() == HTTP_2:
             second = Http2Connection(self._server, self._application, self._room, self._client)
             self._transport.set_protocol(second)

@@ -576,14 +576,16 @@ def test_whatever_comes_nothing_is_left_behind() -> None:
 
 
 def test_over_tls_kube_scheduler_s_client_gets_what_it_offers(tmp_path: Path) -> None:
-    """HTTP/2 who offers it; what is under way when the server ends is answered."""
+    """HTTP/2 who offers it and has a certificate; what is under way when the server ends is answered."""
     chain, key = certificate(tmp_path, "server")
+    both = ServerCertificate(str(chain), str(key), str(chain), http2=True)
 
     async def whole() -> tuple[str | None, list[Frame]]:
         listener = socket.create_server(("127.0.0.1", 0))
-        server = servers.Server(cast(Any, Application()), listener, ServerCertificate(str(chain), str(key), http2=True))
+        server = servers.Server(cast(Any, Application()), listener, both)
         task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
         trusted = ssl.create_default_context(cafile=str(chain))
+        trusted.load_cert_chain(chain, key)
         trusted.set_alpn_protocols(["h2", "http/1.1"])
         reader, writer = await asyncio.open_connection(
             *listener.getsockname(), ssl=trusted, server_hostname="127.0.0.1"
@@ -608,6 +610,36 @@ def test_over_tls_kube_scheduler_s_client_gets_what_it_offers(tmp_path: Path) ->
     bodies = {stream: payload for kind, _, stream, payload in frames if kind == DATA}
     assert bodies == {1: b"slow", 3: b"/x||body"}
     assert [kind for kind, *_ in frames].count(GOAWAY) == 1
+
+
+def test_who_has_no_certificate_is_asked_for_http_1(tmp_path: Path) -> None:
+    """1,000 connections of strangers with heads that cost much held up others for 5 s, each within its bounds."""
+    chain, key = certificate(tmp_path, "server")
+
+    async def whole(client_ca: str | None) -> tuple[str | None, bytes]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        offered = ServerCertificate(str(chain), str(key), client_ca, http2=True)
+        server = servers.Server(cast(Any, Application()), listener, offered)
+        task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
+        trusted = ssl.create_default_context(cafile=str(chain))
+        trusted.set_alpn_protocols(["h2", "http/1.1"])
+        reader, writer = await asyncio.open_connection(
+            *listener.getsockname(), ssl=trusted, server_hostname="127.0.0.1"
+        )
+        spoken = writer.get_extra_info("ssl_object").selected_alpn_protocol()
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + request(1, "/x"))
+        said = await reader.read()
+        writer.close()
+        server.stop()
+        await task
+        return spoken, said
+
+    assert asyncio.run(whole(None))[0] == "http/1.1"  # nobody can have one
+    spoken, said = asyncio.run(whole(str(chain)))
+    peer = Peer()
+    peer.transport.written = bytearray(said)
+    assert spoken == "h2"
+    assert [(kind, payload[4:8]) for kind, _, _, payload in peer.said()][1:] == [(GOAWAY, b"\0\0\0\x0d")]
 
 
 def test_who_only_wants_the_head_gets_no_body() -> None:
