@@ -14,6 +14,8 @@ static const double BELIEVED_PART = 0.75;
 /* So much beyond a lease's end its holder may have on the card before the next one waits for that, and so long that one waits: no longer, or what is on the card and what is held back might
  * wait for each other. */
 static const uint64_t RUNS_ON_LEAST_NS = 2000000, RUNS_ON_MOST_NS = 25000000;
+/* Whose processes are stopped does not see its work end, and learns that it takes longer than it does: nobody waits for that, so long after. */
+static const uint64_t STOPPED_LATELY_NS = 1000000000;
 /* Time used beyond the guaranteed share while others waited: carried this far, so that long operations are paid for too. */
 static const double ENTITLED_DEBT_NS = 1e9;
 
@@ -208,8 +210,8 @@ static bool runs_on(const struct vc_card_plan *plan, uint64_t now_ns)
     const struct vc_tenant *holder = &plan->tenants[plan->holder];
     uint64_t until = vc_earlier(vc_earlier(holder->finish_ns, holder->paid_until_ns), plan->lease_end_ns + RUNS_ON_MOST_NS);
     int next = least_served(plan, -1, plan->holder);
-    bool higher = next >= 0 && plan->tenants[next].rank > holder->rank;
-    return !higher && plan->uncut_until_ns <= now_ns && until > now_ns && holder->finish_ns > plan->lease_end_ns + RUNS_ON_LEAST_NS;
+    bool higher = next >= 0 && plan->tenants[next].rank > holder->rank, stops = holder->stopped_ns != 0 && now_ns < holder->stopped_ns + STOPPED_LATELY_NS;
+    return !higher && !stops && plan->uncut_until_ns <= now_ns && until > now_ns && holder->finish_ns > plan->lease_end_ns + RUNS_ON_LEAST_NS;
 }
 
 static bool lease_is_over(const struct vc_card_plan *plan, uint64_t now_ns)

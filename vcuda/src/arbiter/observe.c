@@ -146,7 +146,9 @@ static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, int64_t 
     bool untold = tenant->seen.predicted_finish_ns < now_ns && was_lately(tenant->seen.began_ns, VC_UNTOLD, now_ns);
     bool silent = untold || tenant->seen.predicted_finish_ns + STILL_AFTER_NS < now_ns;
     tenant->still = tenant->seen.open != 0 && silent && tenant->still_ns < STILL_BELIEVED_NS;
-    if (!tenant->still)
+    if (tenant->still)
+        tenant->stopped_ns = now_ns;
+    else
         tenant->beside_still_ns = 0;
     if (charged > 0)
         tenant->still_ns -= vc_earlier(tenant->still_ns, (uint64_t)charged);

@@ -58,6 +58,7 @@ struct vc_tenant {
     uint64_t finish_ns;  /* bounded predicted finish */
     uint64_t paid_until_ns; /* … as far as it was charged for it */
     bool still;          /* its processes say neither that their work is done nor until when it lasts: they were stopped … */
+    uint64_t stopped_ns; /* … the last time then … */
     uint64_t still_ns;   /* … and so long it was believed to be on the card for that, beyond what it was charged … */
     int64_t beside_still_ns; /* … and what others were charged meanwhile, not yet taken for their part */
     uint64_t queued_since_ns; /* its work has not begun since then; 0: it has … */
