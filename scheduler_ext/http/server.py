@@ -138,10 +138,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport
         self._client = common_name(transport)
         tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() == HTTP_2 and self._client is None:
-            send_away(transport)
-            return
         if tls is not None and tls.selected_alpn_protocol() == HTTP_2:
+            if self._client is None:
+                self._deaf = True
+                send_away(transport)
+                return
             second = Http2Connection(self._server, self._application, self._room, self._client)
             self._transport.set_protocol(second)
             self._parser = self._transport = None

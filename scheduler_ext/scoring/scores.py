@@ -72,6 +72,7 @@ class Table:
         self.shape, self._allowed = shape, allowed
         self.plan = Plan.empty(0, shape.columns)
         self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
+        self._cut = np.zeros(0, np.bool_)  # rows that are refused because a budget was over before they were searched
         self._places: placing.Places | None = None
         self._typical_version = -1
         self._clock = 0  # the cluster's when all rows were up to date
@@ -80,7 +81,6 @@ class Table:
         self._plain = (
             allowed is allowed_cards and len(shape.steps) == 1 and shape.models == _ANY and shape.uuids == _ANY
         )
-        self.unsure = False  # some rows are refused that are yet to be searched
         self.size_bytes = self._size()
         self.counted = 0  # of that, by who keeps it
 
@@ -96,8 +96,13 @@ class Table:
     def picks(self) -> Ints:
         return self.plan.picks
 
+    @property
+    def unsure(self) -> bool:
+        """Whether rows are refused that are yet to be searched."""
+        return bool(self._cut.any())
+
     def _size(self) -> int:
-        return sum(array.nbytes for array in (*self.plan, self._at)) + self.shape.filter_bytes + _LEAST_BYTES
+        return sum(array.nbytes for array in (*self.plan, self._at, self._cut)) + self.shape.filter_bytes + _LEAST_BYTES
 
     def refresh(
         self, cluster: Cluster, typical: Typical, most: int | None = None, budget: exact_search.Budget | None = None
@@ -105,7 +110,7 @@ class Table:
         """Bring the table up to date with the cluster and, for policies that read it, with the typical pods.
 
         At most `most` rows are computed; returns whether all are up to date. `budget`: of who asks, in place of the
-        table's own; where it is over before a row is searched, that row is refused until the next time.
+        table's own; where it is over before a row is searched, that row is refused until one has choices left.
         """
         count = len(cluster)
         if self._reads_workload and typical.version != self._typical_version:
@@ -113,9 +118,10 @@ class Table:
         known = len(self.cost)
         if count > known:
             size = max(64, count + count // 4)
-            old, at = self.plan, self._at
+            old = (*self.plan, self._at, self._cut)
             self.plan, self._at = Plan.empty(size, self.shape.columns), np.full(size, -1, np.int64)
-            for array, before in zip((*self.plan, self._at), (*old, at), strict=True):
+            self._cut = np.zeros(size, np.bool_)
+            for array, before in zip((*self.plan, self._at, self._cut), old, strict=True):
                 array[:known] = before
             self.size_bytes = self._size()
         self._typical_version = typical.version
@@ -125,21 +131,22 @@ class Table:
             placing.refresh(self._places, cluster, typical)
             self._clock = cluster.clock
             return True
-        stale = np.flatnonzero(cluster.changed[:count] > self._at[:count])
+        own = self._budget if budget is None else budget
+        behind = cluster.changed[:count] > self._at[:count]
+        stale = np.flatnonzero(behind | self._cut[:count] if own.left > 0 else behind)
         now, unsure = stale[:most], list[int]()
         for start in range(0, len(now), _CHUNK):
             rows = now[start : start + _CHUNK]
             allowed = self._allowed(self.shape, cluster, rows)
-            unsure += placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan, budget or self._budget)
-        self._at[now] = cluster.clock
-        self._at[unsure] = -1
+            unsure += placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan, own)
+        self._at[now], self._cut[now] = cluster.clock, False
+        self._cut[unsure] = True
         done = len(now) == len(stale)
         if done:
             self._clock = cluster.clock
-            if len(now):
+            if len(now) or self._budget.left <= 0:
                 self._budget = exact_search.Budget(exact_search.MOST_AHEAD)
-        self.unsure = done and bool(unsure)
-        return done and not unsure
+        return done and not self.unsure
 
     def far_behind(self, cluster: Cluster, typical: Typical) -> bool:
         """Whether `refresh` would compute so many rows that others should not wait for it."""

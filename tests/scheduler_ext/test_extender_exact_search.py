@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext.scoring import exact_search
+from scheduler_ext.scoring import exact_search, placing
 from scheduler_ext.scoring.scores import Scores
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.shape import Shape, Step
@@ -113,6 +113,19 @@ def test_what_one_pass_has_no_choices_left_for_the_next_one_searches(monkeypatch
         assert "p" in engine.cache.unschedulable and engine.cache.scores.unsure(shape)
         asks += 1
     assert 1 < asks < 10
+
+
+def test_who_has_no_choices_left_computes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a gang's thousand members asks within one budget."""
+    engine = engine_of([(60, BLOCKS), (60, BLOCKS)], Policy.FGD)
+    shape = engine.cache.asked(pod("p", containers=[container(f"c{at}", 40, 1) for at in range(3)]))[1]
+    monkeypatch.setattr(exact_search, "search", lambda *_: (None, False))
+    table, cluster, typical = engine.cache.table(shape), engine.cache.cluster, engine.cache.typical()
+    assert table.unsure
+    plan, planned = placing.plan_rows, list[Any]()
+    monkeypatch.setattr(placing, "plan_rows", lambda *given: planned.append(given) or plan(*given))
+    assert not table.refresh(cluster, typical, budget=exact_search.Budget(0)) and not planned
+    assert not table.refresh(cluster, typical, budget=exact_search.Budget(1)) and len(planned) == 1
 
 
 def test_the_work_of_one_search_is_bounded() -> None:
