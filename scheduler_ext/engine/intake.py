@@ -73,7 +73,7 @@ class Intake:
         # A manager writes its report there with every pod that comes or goes: mostly only that is new.
         as_before = known is not None and known.cards == seen.cards and quotas.labels(seen.name) == seen.labels
         with contextlib.nullcontext() if as_before else quotas.recounted(seen.name):
-            quotas.set_labels(seen.name, seen.labels)
+            quotas.describe(seen.name, seen.labels, seen.cards)
             cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
         self._cache.plugins.set_node(seen.name, seen.plugins)
         if not as_before:
@@ -114,6 +114,11 @@ class Intake:
             return report
         return replace(report, pods={uid: bounded(use) for uid, use in report.pods.items()})
 
+    def _cards_known(self, node: str) -> bool:
+        """Else nothing bounds what its manager says of pods, and their annotations say what they have until then."""
+        known = self._cache.cluster.described(node)
+        return known is not None and bool(known.cards)
+
     def late(self) -> list[str]:
         """The nodes whose newest report was not read yet."""
         self._pace.forget_idle()
@@ -149,7 +154,7 @@ class Intake:
             for uid in self._cache.ended.keys() & report.pods.keys():
                 if (record := pods.get(uid)) is not None and record.node == node:
                     self._cache.ended[uid] = self._cache.clock()
-        for uid, use in report.pods.items():
+        for uid, use in report.pods.items() if self._cards_known(node) else ():
             record = pods.get(uid)
             if record is None or record.node != node or record.source is not Source.ANNOTATION:
                 continue
@@ -414,7 +419,7 @@ class Intake:
             and (old.attempted or old.state in _WRITTEN)
         ):
             wrong, usage, source = seen.usage.cards != old.usage.cards, old.usage, Source.BIND
-        elif given is not None:
+        elif given is not None and self._cards_known(node):
             wrong, usage = seen.usage.cards != given, usage._replace(cards=given, unplaced=False)
             source = Source.MANAGER
         if wrong:

@@ -11,11 +11,14 @@ import numpy as np
 import yaml
 
 from scheduler_ext.scoring import placing
+from scheduler_ext.scoring.reported import Amounts, Reported, blocks_of
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
-from scheduler_ext.state.pods import PodCache, Record
+from scheduler_ext.state.pods import PodCache, Record, Source
 from vcuda.printable import told
 from vcuda.quoted import quoted
+from vcuda.spec.bookings import Use
+from vcuda.spec.inventory import Card
 from vcuda.spec.units import CORES_PER_CARD
 
 KEY = "quotas"  # of the ConfigMap's data
@@ -23,6 +26,7 @@ AMOUNTS = ("cores", "memoryBlocks", "cards")
 _FIELDS = {"namespace", "models", "nodes", *AMOUNTS}
 _LIFTED = f'to lift all quotas delete it, or write {KEY}: "[]"'
 _MOST = 2**40
+_MOST_GONE = 1024  # nodes
 _AT_ONCE = 128  # pods that are counted in one hold of the lock; a node's own are never parted
 
 _Key = tuple[str, int]  # namespace and position
@@ -111,11 +115,19 @@ def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
     return found
 
 
+def _amounts(use: Use, sign: int = 1) -> Amounts:
+    """The sums of what a pod has of several cards; less than nothing where it has it no more (-1)."""
+    cores = blocks = whole = 0
+    for its_cores, its_blocks in use.values():
+        cores, blocks, whole = cores + its_cores, blocks + its_blocks, whole + (its_cores >= CORES_PER_CARD)
+    return Amounts(sign * cores, sign * blocks, sign * whole)
+
+
 class Quotas:
     """The quotas in force, with running sums of what one book has booked against each.
 
-    What another book has, of cards that are given otherwise, counts too (`beside`). Not locked: the engine's lock
-    covers it.
+    What another book has, of cards that are given otherwise, counts too (`beside`). Of what a node's manager says no
+    more counts than the node has (Reported). Not locked: the engine's lock covers it.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -126,6 +138,9 @@ class Quotas:
         self._quotas: dict[str, list[Quota]] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
         self._relabelled = 0
+        self._cards: dict[str, Mapping[str, int]] = {}  # by node: blocks of those that it had last
+        self._gone: dict[str, None] = {}  # nodes of these that are no more
+        self._reported = Reported(self._cards)
         self._sums: dict[_Key, Ints] = {}
         self._next: Quotas | None = None  # those that will be in force once all is counted
         self._uncounted: set[str] = set()  # nodes; what is booked on them is in none of the next ones' sums yet
@@ -145,6 +160,7 @@ class Quotas:
         for one in self._all():
             one._next = Quotas(one._cluster)
             one._next._labels, one._next._quotas = one._labels, quotas
+            one._next._cards, one._next._reported = one._cards, Reported(one._cards)
             one._next._sums = {
                 (namespace, position): np.zeros(3, np.int64)
                 for namespace, its in quotas.items()
@@ -166,6 +182,7 @@ class Quotas:
                 size += 1
         for one in self._all():
             if one._next is not None:
+                one._reported = one._next._reported
                 one._quotas, one._sums, one._next = one._next._quotas, one._next._sums, None
         return False
 
@@ -204,16 +221,20 @@ class Quotas:
         """Whether a namespace has any."""
         return namespace in self._quotas
 
-    def set_labels(self, node: str, labels: Mapping[str, str]) -> None:
-        """Within `recounted`."""
+    def describe(self, node: str, labels: Mapping[str, str], cards: tuple[Card, ...]) -> None:
+        """Within `recounted`. A node that lists no cards any more is charged for those that it had."""
         if self._labels.get(node) != labels:
             self._labels[node] = labels
             self._relabelled += 1
+        self._gone.pop(node, None)
+        if cards:
+            self._cards[node] = blocks_of(cards)
 
     def copy(self, cluster: Cluster | None = None) -> Quotas:
         """One that later changes do not reach, for a cluster of its own, on which nothing is booked yet."""
         other = Quotas(cluster or self._cluster)
         other._quotas, other._labels, other._fixed = self._quotas, dict(self._labels), dict(self._fixed)
+        other._cards.update(self._cards)
         other._sums = {key: np.zeros(3, np.int64) for key in self._sums}
         if self._beside is not None:
             other._fixed |= {key: amounts.copy() for key, amounts in self._beside._sums.items()}
@@ -231,15 +252,34 @@ class Quotas:
     def forget_node(self, node: str) -> None:
         """Within `recounted`."""
         self._labels.pop(node, None)
+        self._gone[node] = None  # it may come again, with its pods
+        if len(self._gone) > _MOST_GONE:
+            self._gone.pop(oldest := next(iter(self._gone)))
+            self._cards.pop(oldest, None)
 
     def count(self, record: Record, sign: int) -> None:
         """A record was booked (1) or released (-1)."""
         if self._next is not None and record.node not in self._uncounted:
             self._next.count(record, sign)
+        reported = record.source is Source.MANAGER
         for position, quota in enumerate(self._quotas.get(record.namespace, ())):
-            amounts = self._amounts(quota, record.node, record.usage.cards)
-            if any(amounts):
-                self._sums[record.namespace, position] += amounts if sign > 0 else [-one for one in amounts]
+            key, use = (record.namespace, position), self._counted(quota, record.node, record.usage.cards)
+            change = self._reported.count(key, record.node, use, sign) if reported else _amounts(use, sign)
+            if any(change):
+                self._sums[key] += change
+
+    @contextlib.contextmanager
+    def _without(self, namespace: str, uids: Collection[str]) -> Iterator[None]:
+        """Meanwhile what some of a namespace's pods have does not count."""
+        records = [self._pods.get(uid) for uid in uids] if self._pods is not None else []
+        gone = [one for one in records if one is not None and one.namespace == namespace]
+        for one in gone:
+            self.count(one, -1)
+        try:
+            yield
+        finally:
+            for one in gone:
+                self.count(one, 1)
 
     def _covers(self, quota: Quota, node: str) -> bool:
         labels = self._labels.get(node, {})
@@ -249,18 +289,15 @@ class Quotas:
         """Which of a namespace's quotas count what it has on a node."""
         return tuple(self._covers(quota, node) for quota in self._quotas.get(namespace, ()))
 
-    def _amounts(self, quota: Quota, node: str, cards: Mapping[str, tuple[int, int]]) -> tuple[int, int, int]:
-        """What a use of a node's cards counts against a quota: hundredths, blocks, whole cards."""
+    def _counted(self, quota: Quota, node: str, cards: Use) -> Use:
+        """What of a use of a node's cards counts against a quota."""
         if quota.nodes and not self._covers(quota, node):
-            return 0, 0, 0
-        models: dict[str, str] = {}
-        if quota.models and node in self._cluster.index:
-            models = {card.uuid: card.model for card in self._cluster.cards[self._cluster.index[node]]}
-        all_cores = all_blocks = whole = 0
-        for uuid, (cores, blocks) in cards.items():
-            if not quota.models or models.get(uuid) in quota.models:
-                all_cores, all_blocks, whole = all_cores + cores, all_blocks + blocks, whole + (cores >= CORES_PER_CARD)
-        return all_cores, all_blocks, whole
+            return {}
+        if not quota.models:
+            return cards
+        row = self._cluster.index.get(node)
+        models = {} if row is None else {card.uuid: card.model for card in self._cluster.cards[row]}
+        return {uuid: amounts for uuid, amounts in cards.items() if models.get(uuid) in quota.models}
 
     def _held(self, quota: Quota, position: int) -> Ints:
         """What is booked against a quota in both books."""
@@ -294,15 +331,17 @@ class Quotas:
 
         Only amounts that grow over its use `before` count: a quota may be lowered below what is held.
         """
+        if not without:
+            return self._over(namespace, node, cards, before or {})
+        with self._without(namespace, without):
+            return self._over(namespace, node, cards, before or {})
+
+    def _over(self, namespace: str, node: str, cards: Use, before: Use) -> str:
         for position, quota in enumerate(self._quotas.get(namespace, ())):
             if quota.nodes and not self._covers(quota, node):
                 continue
-            used, own = self._held(quota, position), self._amounts(quota, node, cards)
-            had = self._amounts(quota, node, before or {})
-            for uid in without:
-                gone = self._pods.get(uid) if self._pods is not None else None
-                if gone is not None and gone.namespace == namespace:
-                    used = used - np.array(self._amounts(quota, gone.node, gone.usage.cards))
+            used, own = self._held(quota, position), _amounts(self._counted(quota, node, cards))
+            had = _amounts(self._counted(quota, node, before))
             for limit, name, held, more, old in zip(quota.limits, AMOUNTS, used, own, had, strict=True):
                 if limit is not None and more > old and held + more > limit:
                     return f"{quota} may hold {limit} {name}, the others hold {held}, and this pod would hold {more}"

@@ -16,8 +16,8 @@ from tests.scheduler_ext.extender_support import NAMES, cards, node, pod
 QUOTA = {"data": {"quotas": "[{namespace: default, cards: 1}]"}}
 
 
-def whole(card: str) -> str:
-    return f'{{"version":1,"containers":{{"main":[["{card}",100,40]]}}}}'
+def whole(card: str, cores: int = 100, blocks: int = 40) -> str:
+    return f'{{"version":1,"containers":{{"main":[["{card}",{cores},{blocks}]]}}}}'
 
 
 EDITS = {
@@ -144,14 +144,14 @@ def test_quotas_are_not_summed_anew_for_each_request(monkeypatch: pytest.MonkeyP
     placed(engine, "p")
     engine.filter(pod("q", 10, 1, uid="q"), ["a"])
     counted = 0
-    usual = Quotas._amounts
+    usual = Quotas._counted
 
-    def amounts(*given: Any) -> Any:
+    def looked_at(*given: Any) -> Any:
         nonlocal counted
         counted += 1
         return usual(*given)
 
-    monkeypatch.setattr(Quotas, "_amounts", amounts)
+    monkeypatch.setattr(Quotas, "_counted", looked_at)
     for number in range(4):
         assert engine.filter(pod("r", 50, 1, uid=f"r{number}"), ["a"]).chosen == "a"
     full = engine.filter(pod("s", 50, 1, uid="s"), ["a"])

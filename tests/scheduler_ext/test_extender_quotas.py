@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scheduler_ext.engine.bindings import Write
@@ -13,10 +15,12 @@ from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.scoring import placing, quotas
+from scheduler_ext.state.pods import Source
 from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
 from tests.scheduler_ext.test_extender_copies import SpyingLock
+from vcuda.spec import bookings, inventory
 
 Start = Callable[..., Any]
 
@@ -127,7 +131,11 @@ def summed_anew(engine: Engine) -> dict[tuple[str, int], list[int]]:
         (namespace, at): [
             sum(amounts)
             for amounts in zip(
-                *(book._amounts(quota, one.node, one.usage.cards) for one in cache.pods.within(namespace)), strict=True
+                *(
+                    quotas._amounts(book._counted(quota, one.node, one.usage.cards))
+                    for one in cache.pods.within(namespace)
+                ),
+                strict=True,
             )
         ]
         for namespace, its in book._quotas.items()
@@ -142,13 +150,13 @@ class Counted:
         self.most = self.now = 0
         self._between = between
         vars(engine)["_lock"] = SpyingLock(self._after)
-        usual = quotas.Quotas._amounts
+        usual = quotas.Quotas._counted
 
-        def amounts(*given: Any) -> Any:
+        def counted(*given: Any) -> Any:
             self.now += 1
             return usual(*given)
 
-        monkeypatch.setattr(quotas.Quotas, "_amounts", amounts)
+        monkeypatch.setattr(quotas.Quotas, "_counted", counted)
 
     def _after(self) -> None:
         self.most, self.now = max(self.most, self.now), 0
@@ -207,6 +215,54 @@ def test_other_quotas_are_counted_a_few_pods_at_a_time(monkeypatch: pytest.Monke
     assert sums.tolist() == summed_anew(engine)["default", 0]
     refused = engine.filter(pod("q", 600, None), names[:1])
     assert refused.chosen is None and "may hold 4000 cores" in refused.quota
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_managers_say_a_quota_is_charged_each_of_their_cards_once(seed: int) -> None:
+    """Reports come and lie, pods and nodes come and go, cards, labels and quotas change: the sums are those of now."""
+    dice, uids = random.Random(seed), [f"p{at}" for at in range(8)]
+    engine = engine_with("[]", node("a", cards("a", 2)), node("b", cards("b", 2)))
+    has = {"a": cards("a", 2), "b": cards("b", 2)}  # or had last
+    texts = (
+        "[{namespace: default, cores: 9000}]",
+        "[{namespace: default, models: [L4], cores: 9000}, {namespace: default, nodes: {pool: gold}, cards: 90}]",
+    )
+    for _ in range(150):
+        at, uid, what = dice.choice("ab"), dice.choice(uids), dice.randrange(8)
+        if what == 0:
+            engine.lose_node(at)
+        elif what == 1:
+            engine.lose_pod(uid)
+        elif what == 2:
+            engine.see_quotas(config(dice.choice(texts)))
+        elif what <= 4 and not engine.holds(uid):
+            share = f'{{"version":1,"containers":{{"main":[["GPU-{at}-0",30,10]]}}}}'
+            engine.see_pod(pod(uid, 30, 10, uid=uid, node=at, annotations={NAMES.placement: share}))
+        elif what >= 5:
+            one = labelled(at, dice.choice(("gold", "iron")), dice.randrange(3), model=dice.choice(("L4", "A100")))
+            lie = {
+                each: {f"GPU-{dice.choice('ab')}-{dice.randrange(2)}": (dice.choice((30, 100)), dice.choice((10, 40)))}
+                for each in dice.sample(uids, 5)
+            }
+            one["metadata"]["annotations"][NAMES.bookings] = bookings.encode(lie, {})
+            engine.see_node(one)
+            has[at] = inventory.decode(one["metadata"]["annotations"][NAMES.inventory]) or has[at]
+        book = engine.cache.quotas
+        for (namespace, position), sums in book._sums.items():
+            quota, theirs, told = book._quotas[namespace][position], np.zeros(3, np.int64), Counter[str]()
+            for record in engine.cache.pods.within(namespace):
+                use = book._counted(quota, record.node, record.usage.cards)
+                if record.source is Source.MANAGER:
+                    for uuid, (cores, blocks) in use.items():
+                        told += Counter({f"{record.node} {uuid} cores": cores, f"{record.node} {uuid} blocks": blocks})
+                        told[f"{record.node} {uuid} whole"] += cores >= 100
+                else:
+                    theirs += quotas._amounts(use)
+            for name, its in has.items():
+                for card in its:
+                    most = zip(("cores", "blocks", "whole"), (100, card.memory_blocks, 1), strict=True)
+                    theirs += [min(told[f"{name} {card.uuid} {what}"], limit) for what, limit in most]
+            assert sums.tolist() == theirs.tolist()
 
 
 def test_large_requests_are_limited_too() -> None:

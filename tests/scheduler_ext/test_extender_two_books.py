@@ -223,6 +223,68 @@ def test_a_manager_that_lies_takes_no_more_of_a_namespaces_quota_than_its_node_h
     assert engine.filter(pod("q", 50, 10, uid="q"), ["a", "b"]).chosen == "b"
 
 
+@pytest.mark.parametrize(
+    "how", ["one report", "one after the other", "others' cards", "the inventory goes", "the node goes"]
+)
+def test_a_manager_that_lies_of_several_pods_takes_its_own_cards_once_of_a_quota(how: str) -> None:
+    """Three times, of three pods: the namespace got nothing on any node (40 cards' worth on one of eight)."""
+    engine, uids = Engine(NAMES), [f"p{number}" for number in range(3)]
+    engine.see_node(node("b", cards("b", 2)))
+    for uid in uids:
+        engine.see_pod(pod(uid, 30, 10, uid=uid, node="a", annotations={NAMES.placement: whole("GPU-a-0", 30, 10)}))
+    for kind in ("nodes", "pods"):
+        engine.synced(kind)
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 160, memoryBlocks: 110, cards: 2}]"}})
+    lie = {uid: {"GPU-a-0": (100, 40)} for uid in uids}
+    if how == "others' cards":
+        lie = {uid: {f"GPU-{'abc'[number]}-0": (100, 40)} for number, uid in enumerate(uids)}
+    reports = [{uid: use} for uid, use in lie.items()] if how == "one after the other" else [lie]
+    for report in reports:
+        engine.see_node(reporting(report, 1))
+    if how == "the inventory goes":
+        engine.see_node(node("a", None))
+    elif how == "the node goes":
+        engine.lose_node("a")
+    assert engine.overview().quotas[0].held == (100, 40, 1)
+    assert engine.filter(pod("q", 50, 10, uid="q"), ["a", "b"]).chosen == "b"
+    engine.lose_pod("q")
+    for uid in uids:
+        engine.lose_pod(uid)
+    assert engine.overview().quotas[0].held == (0, 0, 0)
+
+
+def test_before_a_nodes_cards_are_known_nothing_is_believed_of_who_has_them() -> None:
+    engine = Engine(NAMES)
+    described = reporting({"p": {f"GPU-x-{number}": (100, 40) for number in range(9)}}, 1)
+    inventory = described["metadata"]["annotations"].pop(NAMES.inventory)
+    engine.see_node(described)
+    engine.see_pod(pod("p", 50, 10, uid="p", node="a", annotations={NAMES.placement: whole("GPU-a-0", 50, 10)}))
+    for kind in ("nodes", "pods"):
+        engine.synced(kind)
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 200}]"}})
+    assert engine.overview().quotas[0].held == (50, 10, 0)
+    described["metadata"]["annotations"] |= {
+        NAMES.inventory: inventory, NAMES.bookings: bookings.encode({"p": {"GPU-a-0": (60, 20)}}, {})
+    }  # fmt: skip
+    engine.see_node(described)
+    assert engine.overview().quotas[0].held == (60, 20, 0)
+
+
+def test_who_is_resized_is_weighed_against_what_is_left_of_a_lying_nodes_part() -> None:
+    """Of three that share what a quota is charged for, the end of one frees nothing."""
+    engine, uids = Engine(NAMES), [f"p{number}" for number in range(3)]
+    for uid in uids:
+        engine.see_pod(pod(uid, 30, 10, uid=uid, node="a", annotations={NAMES.placement: whole("GPU-a-0", 30, 10)}))
+    engine.see_node(reporting({uid: {"GPU-a-0": (100, 40)} for uid in uids}, 1))
+    for kind in ("nodes", "pods"):
+        engine.synced(kind)
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 120}]"}})
+    quotas = engine.cache.quotas
+    for without, over in (([], True), (uids[:2], True), (uids, False)):
+        assert bool(quotas.over("default", without, "b", {"GPU-b-0": (30, 1)})) is over
+    assert quotas.standing()[0].held == (100, 40, 1)
+
+
 def test_a_report_is_never_larger_than_an_annotation_may_be() -> None:
     """The API server takes 256 KiB of annotations per object, and refuses the whole patch beyond that."""
     given = {f"{number:036}": {f"GPU-{number:036}": (1, 1)} for number in range(5000)}
