@@ -28,7 +28,7 @@ _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
 class Choice(NamedTuple):
     """`row`: the chosen one; `rows`: those asked for; `codes` of these, if needed; `quota`: which one closed some.
 
-    `refusal`: why the pod gets no node although it fits.
+    `refusal`: why the pod gets no node although it fits. `unplanned`: nothing is decided before its gang is planned.
     """
 
     row: int | None
@@ -36,6 +36,15 @@ class Choice(NamedTuple):
     codes: Ints | None = None
     quota: str = ""
     refusal: tuple[AnyReason, str] | None = None
+    unplanned: bool = False
+
+    @property
+    def lacks_room(self) -> bool:
+        return self.row is None and not self.unplanned
+
+    @property
+    def gang_does_not_fit(self) -> bool:
+        return self.refusal is not None and self.refusal[0] is ExtenderReason.GANG_DOES_NOT_FIT
 
 
 class Chooser:

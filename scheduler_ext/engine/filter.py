@@ -113,17 +113,17 @@ class Filter:
         self._cache.count_demand(asked.uid, shape)
         if asked.gang is None:  # a gang's places were chosen without what gave way
             self._held.hold_again()
-        choice = self._choice(asked, shape, names, priority, plan)
+        choice = self._choice(asked, shape, names, priority, plan, briefly)
         # What gave way was given before a gang was planned, and planning a large one again is nothing for here.
-        if choice.row is None and plan is None and self._make_room(asked, shape, names, priority):
+        if choice.lacks_room and plan is None and self._make_room(asked, shape, names, priority):
             nominated = self._cache.pods.release(asked.uid) or nominated  # whom it waited for is gone now
-            choice = self._choice(asked, shape, names, priority, None)
+            choice = self._choice(asked, shape, names, priority, None, briefly)
         self._held.hold_again()
-        if choice.refusal is not None and choice.refusal[0] is ExtenderReason.GANG_DOES_NOT_FIT:
-            if briefly:
-                if nominated is not None:
-                    self._cache.pods.put(nominated)
-                return None
+        if choice.unplanned or (briefly and choice.gang_does_not_fit):
+            if nominated is not None:
+                self._cache.pods.put(nominated)
+            return None
+        if choice.gang_does_not_fit:
             self._cache.metrics.gangs.labels("refused").inc()
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
         if row is not None:
@@ -159,12 +159,18 @@ class Filter:
                 self._cache.unschedulable.look_on(one.uid, self._cache.clock())
 
     def _choice(
-        self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | PlannedRefusal | None
+        self,
+        asked: PodRequest,
+        shape: Shape,
+        names: Sequence[str],
+        priority: int,
+        plan: Plan | PlannedRefusal | None,
+        briefly: bool,
     ) -> Choice:
         with self._chooser.passing("", priority):
             if asked.gang is None:
                 return self._chooser.take(asked, shape, names, priority)
-            return self._gangs.take(asked, shape, names, priority, plan)
+            return self._gangs.take(asked, shape, names, priority, plan, briefly=briefly)
 
     def _make_room(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> bool:
         """Free what ended and deleted pods held on a node that a pod gets only so. kube-scheduler asks when a pod ends,

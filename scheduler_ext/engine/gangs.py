@@ -208,7 +208,8 @@ class GangPlaces:
         gang = self._cache.gangs.of(uid)
         if gang is None or self._time.may(gang.namespace, gang.name, new=gang.planned is None):
             return None
-        message = f"{gang} needs {gang.size} places at once, and was not planned yet"
+        how = "was not planned yet" if gang.planned is None else "asks for something else now"
+        message = f"{gang} needs {gang.size} places at once, and {how}"
         if gang.refused is not None:
             message = gang.refused[1]
         return PlannedRefusal(self._time.told(gang.namespace, gang.name, message, gang.planned))
@@ -242,8 +243,13 @@ class GangPlaces:
         names: Sequence[str],
         priority: int,
         plan: Plan | PlannedRefusal | None = None,
+        *,
+        briefly: bool = False,
     ) -> Choice:
-        """Chooser.take for a member of a gang; for the first one, places for the others are reserved too."""
+        """Chooser.take for a member of a gang; for the first one, places for the others are reserved too.
+
+        `briefly`: a large gang that starts over is left unplanned.
+        """
         gang = self.join(asked, shape)
         if gang is None:
             return self._chooser.take(asked, shape, names, priority)
@@ -261,6 +267,8 @@ class GangPlaces:
             choice = self._take_member(gang, asked, shape, names, priority, plan, taken)
         wrong = choice.row is None and gang.guessed and (taken is None or taken.made_for != shape)
         if wrong and self._start_over(gang):
+            if briefly and gang.size > LARGE:
+                return Choice(None, choice.rows, unplanned=True)
             return self._take_member(gang, asked, shape, names, priority, None, None)
         return choice
 
