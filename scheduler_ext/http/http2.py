@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from scheduler_ext.http import exchange, hpack
 from scheduler_ext.http.exchange import Answer, Application, Later, Request, error
+from scheduler_ext.http.room import Part
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ _MOST_WINDOW = 2**31 - 1
 _FIRST_WINDOW = 65535  # bytes that may be sent before anything is said of it
 _OUR_WINDOW = 32 << 20  # of all bodies of a connection that we have not taken in; we take in all at once
 _MOST_STREAMS = 100  # requests at once
+_MOST_GIVEN_UP = 400  # that are carried out though nobody wants the answer: as many in 8 s of who waits for 2
 _MOST_HEAD_BYTES = 16 * 1024  # of a request, packed or not
 _MOST_URL_BYTES, _MOST_TOKEN_BYTES = 1024, 4096
 _MOST_WAITING_BYTES = 64 * 1024  # of heads of all requests of a connection
@@ -38,10 +40,14 @@ _LEAST_PART = 256  # bytes of a body in a frame that brings something
 # Frames that bring nothing (resets, pings, settings, windows, crumbs of bodies, heads, and those without an answer) of
 # which a connection has so many, so many more a second, and more with each answer and each part of it that was sent.
 _PATIENCE, _PATIENCE_SECOND, _PATIENCE_ANSWER = 1000, 100, 4
+# With a request that is given up: its head, the reset and the ping that Go's clients send with it. Such requests may be
+# as many as anybody likes: what they cost is work with frames, which is bounded as such.
+_PATIENCE_GIVEN_UP = 3
 # Microseconds of work with frames, about: of a connection at once, then others have their turn; ahead; and in a second,
 # all such together that have had that much ahead.
 _WORK_AT_ONCE, _WORK_AHEAD, _WORK_SECOND = 256, 4096, 250_000
 _FRAME_WORK = 4
+_LEAST_READ = 1 << 18  # bytes of answers in a second, beside the time that each may be unread
 _MOST_PAUSE = 5.0  # seconds: less than a frame may take
 
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(10)
@@ -81,8 +87,22 @@ class _Stream:
     """One request and its answer."""
 
     __slots__ = (
-        "bodiless", "body", "closes", "cost", "ended", "gone", "head", "held", "left", "most", "number", "received",
-        "task", "until", "window",
+        "bodiless",
+        "body",
+        "closes",
+        "cost",
+        "ended",
+        "gone",
+        "head",
+        "held",
+        "left",
+        "most",
+        "number",
+        "read_until",
+        "received",
+        "task",
+        "until",
+        "window",
     )  # fmt: skip
 
     def __init__(self, number: int, head: _Head, window: int) -> None:
@@ -96,14 +116,8 @@ class _Stream:
         self.closes = False  # the connection ends with the answer
         self.task: Any = None  # an answer that comes later
         self.left: memoryview | None = None  # of an answer for which the peer has no room yet
-        self.until = _NEVER  # when the request has to be here, or more of the answer be read
-
-
-class Room(Protocol):
-    """Bytes of bodies that may be in memory at once."""
-
-    def take_now(self, size: int) -> bool: ...
-    def give(self, size: int) -> None: ...
+        self.until = _NEVER  # when the request has to be here, have its turn, or more of the answer be read
+        self.read_until = _NEVER  # when all of it
 
 
 class Server(Protocol):
@@ -191,7 +205,7 @@ def send_away(transport: Any) -> None:
 class Http2Connection(asyncio.BufferedProtocol):
     """One connection. Requests are begun one at a time, in the order in which they came whole."""
 
-    def __init__(self, server: Server, application: Application, room: Room, client: str | None) -> None:
+    def __init__(self, server: Server, application: Application, room: Part, client: str | None) -> None:
         self._server, self._application, self._room, self._client = server, application, room, client
         self._buffer = server.buffer
         self._transport: Any = None
@@ -204,7 +218,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._block: tuple[int, bool, bytes] | None = None  # a head that goes on: its stream, whether that ends, so far
         self._last = 0  # the newest stream of the peer's
         self._streams: dict[int, _Stream] = {}  # those that are not answered
-        self._head_bytes = 0  # of these
+        self._given_up: set[_Stream] = set()  # which are carried out all the same
+        self._head_bytes = 0  # of those that are not answered
         self._bodies: set[_Stream] = set()  # whose requests are not here
         self._ready: dict[int, _Stream] = {}  # that wait to be begun; their bodies hold room
         self._turn = False  # one of these is begun soon
@@ -243,12 +258,12 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _let_go(self) -> None:
         """Of all that is kept for the peer: we and the transport refer to each other, and may stay for long."""
         self._closed = True
-        for stream in self._streams.values():
+        for stream in (*self._streams.values(), *self._given_up):
             if isinstance(stream.task, asyncio.Task):
                 stream.task.cancel()
-            self._give_room(stream)
-            stream.body, stream.left, stream.head = b"", None, None
-        for kept in (self._streams, self._ready, self._bodies, self._blocked, self._heads):
+            stream.body, stream.left, stream.head, stream.held = b"", None, None, 0
+        self._room.give_all()
+        for kept in (self._streams, self._given_up, self._ready, self._bodies, self._blocked, self._heads):
             kept.clear()
         self._rest, self._block = b"", None
         self._decoder = hpack.Decoder(0)
@@ -393,7 +408,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         head = self._heads.get(data[start:at]) if self._version == self._decoder.version else None
         if head is None or not head.size or head.size > self._application.body_bytes or head.method in _BODILESS:
             return 0
-        if self._leaving or number <= self._last or not number & 1 or len(self._streams) >= _MOST_STREAMS:
+        if self._leaving or number <= self._last or not number & 1 or self._has_many():
             return 0
         if self._head_bytes + head.cost > _MOST_WAITING_BYTES or head.continues:
             return 0
@@ -434,6 +449,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         else:
             self._answer(stream, refused)
         return at
+
+    def _has_many(self) -> bool:
+        """Requests at once."""
+        return len(self._streams) >= _MOST_STREAMS or len(self._given_up) >= _MOST_GIVEN_UP
 
     def _keep(self, stream: _Stream) -> _Stream:
         self._streams[stream.number] = stream
@@ -553,7 +572,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._last = number
         if head is None:
             self._reset(number, _PROTOCOL_ERROR)
-        elif len(self._streams) >= _MOST_STREAMS:
+        elif self._has_many():
             self._reset(number, _REFUSED_STREAM)
         else:
             self._begin_request(_Stream(number, head, self._each), ends)
@@ -717,22 +736,33 @@ class Http2Connection(asyncio.BufferedProtocol):
         stream = self._streams.get(number)
         if stream is None:
             return
-        stream.gone = True
-        if stream.task is None:  # else it counts until that is over: who gives up the answer has the work done
-            self._forget(stream)
+        self._patience = min(self._patience + _PATIENCE_GIVEN_UP, float(_PATIENCE))
+        self._give_up(stream)
 
     # --- answering ---
 
     def _go_on(self) -> None:
         """Begin one request of those that have come, if the client reads. Then others have their turn."""
         self._turn = False
-        if self._closed or self._full or self._blocked:
+        if self._closed:
+            return
+        if self._full or self._blocked:
+            self._await_turns()
             return
         if self._ready:
             self._begin(self._ready.pop(next(iter(self._ready))))
         if self._ready and not self._turn:
             self._turn = True
             asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _await_turns(self) -> None:
+        """What waits behind an answer that is not read has as long as a body may take to come."""
+        until = time.monotonic() + self._application.body_seconds
+        for stream in reversed(self._ready.values()):
+            if stream.until != _NEVER:
+                break
+            stream.until = until
+            self.until = min(self.until, until)
 
     def _begin(self, stream: _Stream) -> None:
         head, body = stream.head, bytes(stream.body)
@@ -777,7 +807,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         body, number, stream.closes = answer.body, stream.number, answer.close
         length = size = len(body)
         if stream.gone:
-            self._forget(stream)
+            self._given_up.discard(stream)
             return
         fields = _opening(answer.status, answer.kind, answer.headers) + _date(int(time.time())) + _length(length)
         if stream.bodiless:
@@ -797,6 +827,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.left = memoryview(body)
             self._blocked[number] = stream
             stream.until = time.monotonic() + exchange.UNREAD_SECONDS
+            unread = sum(len(one.left) for one in self._blocked.values() if one.left)
+            stream.read_until = stream.until + unread / _LEAST_READ
             self.until = min(self.until, stream.until)
             self._send_more()
             return
@@ -817,7 +849,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         moved, until = False, time.monotonic() + exchange.UNREAD_SECONDS
         for stream in list(self._blocked.values()):
             if self._send_of(stream):
-                moved, stream.until = True, until
+                moved, stream.until = True, min(until, stream.read_until)
             if not stream.left:
                 self._blocked.pop(stream.number, None)
                 self._answered(stream)
@@ -826,7 +858,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if moved:
             for stream in self._blocked.values():
                 if stream.window > 0:  # it waits for others
-                    stream.until = until
+                    stream.until = min(until, stream.read_until)
         if self._ready and not (self._blocked or self._turn):
             self._turn = True
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -865,9 +897,14 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _drop(self, stream: _Stream, code: int) -> None:
         self._reset(stream.number, code)
+        self._give_up(stream)
+
+    def _give_up(self, stream: _Stream) -> None:
+        """Nobody wants the answer. What is carried out goes on: a Binding may have been written."""
         stream.gone = True
-        if stream.task is None:
-            self._forget(stream)
+        if stream.task is not None:
+            self._given_up.add(stream)
+        self._forget(stream)
 
     def _reset(self, number: int, code: int) -> None:
         self._transport.write(_frame(_RESET, 0, number, struct.pack(">I", code)))
@@ -908,6 +945,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             if stream.until <= now and not self._closed:  # what others read is sent to its end
                 self._leave()
                 self._drop(stream, _CANCEL)
+        for stream in list(self._ready.values()) if self._full or self._blocked else ():
+            if stream.until <= now and not self._closed:  # nothing was done of it
+                self._drop(stream, _REFUSED_STREAM)
         if self._closed:
             return
         if self._reads and min(self._partial_until, self._head_until) <= now:
@@ -925,7 +965,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         partial = min(self._partial_until, self._head_until)
         if not self._reads:
             partial = max(partial, now + 1)
-        waits = (stream.until for kept in (self._bodies, self._blocked.values()) for stream in kept)
+        kept = (self._bodies, self._blocked.values(), self._ready.values())
+        waits = (stream.until for some in kept for stream in some)
         self.until = min(partial, self._unread_until, idle, min(waits, default=_NEVER))
 
     def finish(self) -> None:

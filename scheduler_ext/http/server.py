@@ -22,6 +22,7 @@ from scheduler_ext.http import exchange
 from scheduler_ext.http.certificate import HTTP_2, ServerCertificate
 from scheduler_ext.http.exchange import Answer, Application, Later, Request, error
 from scheduler_ext.http.http2 import Http2Connection, send_away
+from scheduler_ext.http.room import Room
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
@@ -29,7 +30,7 @@ _HANDSHAKE_SECONDS = 5.0
 _LONGEST_KNOWN, _MOST_KNOWN = 1024, 256  # bytes of a head that is kept with its meaning, and how many are
 _READ_BYTES = 256 * 1024
 _ROOM_SECONDS = 5.0  # that a body may wait for room
-_AT_ONCE = 4  # bodies of the largest size in memory at once
+_AT_ONCE, _EACH_AT_ONCE = 4, 2  # bodies of the largest size in memory at once, and of a connection's
 _LATE_AT_ONCE = 32
 _LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
 _MOST_WAITING = 8  # requests that wait for those before them: what a client sends further ahead is not read yet
@@ -73,53 +74,25 @@ def _ends_once(head: bytes) -> bool:
     return plain and b"transfer-encoding" not in head.lower()
 
 
-class _Room:
-    """Bytes of bodies that may be in memory at once; who comes when there is none waits, in order."""
-
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._waiting: collections.deque[tuple[Connection, int]] = collections.deque()
-
-    def take(self, connection: Connection, size: int) -> bool:
-        if self._waiting or size > self._left:
-            self._waiting.append((connection, size))
-            return False
-        self._left -= size
-        return True
-
-    def take_now(self, size: int) -> bool:
-        """Or leave it."""
-        if self._waiting or size > self._left:
-            return False
-        self._left -= size
-        return True
-
-    def give(self, size: int) -> None:
-        self._left += size
-        while self._waiting and self._waiting[0][1] <= self._left:
-            connection, wanted = self._waiting.popleft()
-            if connection.has_room():
-                self._left -= wanted
-
-
 class Connection(asyncio.BufferedProtocol):
     """One connection. One request is answered at a time, in the order in which they came; so is what can't be read.
 
     Buffered: else uvloop makes 256 KiB for each TLS record, which the kernel maps, clears and takes away again.
     """
 
-    def __init__(self, server: Server, application: Application, room: _Room) -> None:
-        self._server, self._application, self._room = server, application, room
+    def __init__(self, server: Server, application: Application, room: Room) -> None:
+        self._server, self._application, self._room = server, application, room.part()
         self._buffer = server.buffer
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._client: str | None = None
-        self._ready: collections.deque[tuple[Request, bool]] = collections.deque()
+        self._ready: collections.deque[tuple[Request, bool, int]] = collections.deque()
         self._task: asyncio.Task[None] | Later[Answer] | None = None  # an answer that comes later
         self._in_head = False
         self._head_bytes = 0
         self._chunks: list[bytes] = []  # of a body
-        self._held = 0  # bytes of room
+        self._held = 0  # bytes of room, of the body that comes
+        self._waiting = 0  # the same of those that are here and wait for their turn
         self._waits = self._closed = False
         self._size: int | None = None
         self._between = True  # the parser has seen requests to their end, and would take another
@@ -154,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
         self._closed = self._deaf = True
         self._server.connections.discard(self)
-        self._give_room()
+        self._give_all()
         if isinstance(self._task, asyncio.Task):
             self._task.cancel()
         # We and the transport, and the parser, refer to each other, and may stay for long: of what is large we let go.
@@ -201,7 +174,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._between = False
                 return self._parsed(data)
             if len(data) >= end + known.size and not self._waits:
-                return self._take_whole(known, data, end)
+                # One that is begun at once needs no room.
+                idle = self._task is None and not (self._ready or self._full)
+                if idle or self._room.take_now(known.size):
+                    return self._take_whole(known, data, end, 0 if idle else known.size)
             self._begin_request()
             if self._deaf:
                 return data[:0]
@@ -217,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
             self._take_request()
         return data[len(part) :]
 
-    def _take_whole(self, known: _Head, data: memoryview, start: int) -> memoryview:
+    def _take_whole(self, known: _Head, data: memoryview, start: int, held: int) -> memoryview:
         """Take in a request of which all is there, the body from `start` on: nothing waits for time or room."""
         end = start + known.size
         self._in_head, self._head_bytes, self._raw_head = False, 0, b""
@@ -225,10 +201,13 @@ class Connection(asyncio.BufferedProtocol):
         if refused is None and known.size > self._application.body_bytes:
             refused = self._application.too_long(known.size)
         if refused is not None:
+            if held:
+                self._room.give(held)
             self._end(refused)
             return data[:0]
         body = bytes(data[start:end])
-        self._line_up(Request(known.method, known.path, known.query, body, self._client, "", known.gzip), keep=True)
+        request = Request(known.method, known.path, known.query, body, self._client, "", known.gzip)
+        self._line_up(request, True, held)
         return data[end:]
 
     def _parsed(self, data: memoryview) -> memoryview:
@@ -314,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
             self._end(error(400, f"{self._method} {self._path:.80} changes no protocol; leave out Upgrade", close=True))
             return
         self._held = self._most if size is None else size
-        if not self._held or self._room.take(self, self._held):
+        if not self._held or self._room.take(self._held, self.has_room):
             self._expect_body()
         else:
             self._held, self._waits = 0, True
@@ -372,17 +351,24 @@ class Connection(asyncio.BufferedProtocol):
         self._complete = True
         if self._deaf or self._waits:
             return
-        self._give_room()
         chunks, self._chunks = self._chunks, []
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         request = Request(self._method, self._path, self._query, body, self._client, self._token, self._gzip)
         self._head_bytes = 0
-        self._line_up(request, keep=self._keep)
+        held, self._held = self._held, 0
+        if held > len(body):
+            self._room.give(held - len(body))
+        self._line_up(request, self._keep, len(body) if held else 0)
 
-    def _line_up(self, request: Request, *, keep: bool) -> None:
-        self._ready.append((request, keep))
-        # What lies behind it in the same packet is taken in; that bounds it.
-        self._ahead = len(self._ready) > _MOST_WAITING
+    def _line_up(self, request: Request, keep: bool, held: int) -> None:
+        """`held`: its body's room, until its turn."""
+        self._ready.append((request, keep, held))
+        self._waiting += held
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """What lies behind them in the same packet is taken in; that bounds it."""
+        self._ahead = len(self._ready) > _MOST_WAITING or self._waiting > self._application.body_bytes
 
     # --- answering ---
 
@@ -392,9 +378,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._ready:
             self._begin(*self._ready.popleft())
-            if self._ahead and len(self._ready) <= _MOST_WAITING:
-                self._ahead = False
-                self._pace()
+            if self._ahead:
+                self._look_ahead()
+                if not self._ahead:
+                    self._pace()
             if self._ready or self._last is not None:
                 asyncio.get_running_loop().call_soon(self._go_on)
         elif self._last is not None:
@@ -404,7 +391,10 @@ class Connection(asyncio.BufferedProtocol):
         """Whether a request has come in part: then its time is what counts."""
         return self._in_head or self._held > 0 or self._waits
 
-    def _begin(self, request: Request, keep: bool) -> None:
+    def _begin(self, request: Request, keep: bool, held: int) -> None:
+        if held:
+            self._waiting -= held
+            self._room.give(held)
         if not self._amid():
             self.until = float("inf")
         try:
@@ -459,7 +449,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close(self) -> None:
         self._closed = self._deaf = True
-        self._give_room()
+        self._give_all()
         self.until = time.monotonic() + exchange.END_SECONDS  # for a peer that does not read its last answer
         self._transport.close()
 
@@ -467,6 +457,11 @@ class Connection(asyncio.BufferedProtocol):
         held, self._held = self._held, 0
         if held:
             self._room.give(held)
+
+    def _give_all(self) -> None:
+        """Of what is read, and of what waits."""
+        self._held = self._waiting = 0
+        self._room.give_all()
 
     def _expect_head(self, seconds: float) -> None:
         self._in_head = True
@@ -551,7 +546,7 @@ class Server:
         renewal = asyncio.create_task(self._certificate.keep_fresh()) if self._certificate else None
         servers = []
         for application, listener, context in self._served:
-            room = _Room(_AT_ONCE * application.body_bytes)
+            room = Room(_AT_ONCE * application.body_bytes, _EACH_AT_ONCE * application.body_bytes)
             make = functools.partial(Connection, self, application, room)
             limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if context else {}
             servers.append(await loop.create_server(make, sock=listener, ssl=context, backlog=_BACKLOG, **limit))

@@ -19,7 +19,7 @@ from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.exchange import Later, Request
 from scheduler_ext.http.http2 import Http2Connection
-from scheduler_ext.http.server import _Room
+from scheduler_ext.http.room import Room
 from tests.scheduler_ext.test_extender_server import Application
 from tests.scheduler_ext.test_extender_writing import certificate
 
@@ -73,12 +73,12 @@ class Transport:
 class Peer:
     """A connection of the server's without TLS, and what it says."""
 
-    def __init__(self, application: Any = None, room: int = 1 << 20, *, begin: bool = True) -> None:
+    def __init__(self, application: Any = None, room: int | Room = 1 << 20, *, begin: bool = True) -> None:
         self.application = application or Application()
         self.ending, self.behind, self.connections = False, 0, set()
         self.buffer = memoryview(bytearray(1 << 18))
-        self.transport, self.room = Transport(), _Room(room)
-        self.connection = Http2Connection(self, self.application, self.room, None)
+        self.transport, self.room = Transport(), Room(room) if isinstance(room, int) else room
+        self.connection = Http2Connection(self, self.application, self.room.part(), None)
         self.connection.connection_made(cast(Any, self.transport))
         self.decoder = hpack.Decoder(1 << 20)
         if begin:
@@ -335,17 +335,17 @@ class Held(Application):
         return self.later[-1]
 
 
-def test_requests_at_once_are_bounded_also_where_they_are_reset() -> None:
+def test_requests_at_once_are_bounded() -> None:
     async def work() -> None:
         peer = Peer(Held())
         for number in range(100):
             peer.send(request(2 * number + 1))
         await peer.soon(300)
         assert len(peer.application.later) == 100
-        peer.send(frame(RESET, 0, 1, bytes(4)) + request(201))
+        peer.send(request(201))
         assert [(kind, stream) for kind, _, stream, _ in await peer.soon()] == [(RESET, 201)]
-        peer.application.later[0].give(exchange.Answer(200, b"late"))
-        assert await peer.soon() == []  # nobody wants it any more
+        peer.application.later[0].give(exchange.Answer(200, b"first"))
+        assert peer.answers(await peer.soon()) == {1: (b"200", b"first")}
         peer.send(request(203))
         await peer.soon()
         peer.application.later[100].give(exchange.Answer(200, b"new"))
@@ -729,15 +729,74 @@ def test_frames_that_bring_nothing_are_borne_for_a_while(nothing: bytes) -> None
     run(work)
 
 
-def test_who_has_requests_reset_again_and_again_is_sent_away() -> None:
+def test_who_gives_up_requests_is_served_on_however_many_they_are() -> None:
+    """kube-scheduler does, at its httpTimeout, with a ping each: 150 a second had it sent away."""
+
+    async def work() -> None:
+        peer = Peer()
+        for number in range(1, 8001, 2):
+            given_up = request(number, body=b"x") + frame(RESET, 0, number, bytes(4)) + frame(PING, 0, 0, bytes(8))
+            peer.send(given_up)
+            while not peer.transport.reads:
+                await asyncio.sleep(0.001)
+        peer.send(request(8001, body=b"x"))
+        assert peer.answers(await peer.soon())[8001][0] == b"200" and not peer.transport.closed
+        assert len(peer.application.answered) == 1
+
+    run(work)
+
+
+def test_frames_of_requests_that_are_given_up_take_a_part_of_the_time() -> None:
+    async def work() -> None:
+        peer = Peer()
+        pairs = [request(number, body=b"x") + frame(RESET, 0, number, bytes(4)) for number in range(1, 4001, 2)]
+        began = time.monotonic()
+        for at in range(0, len(pairs), 40):
+            peer.send(b"".join(pairs[at : at + 40]))
+            while not peer.transport.reads:
+                await asyncio.sleep(0.001)
+        assert time.monotonic() - began > 0.06  # 2,000 times 12 us are 24 ms
+
+    run(work)
+
+
+def test_what_is_given_up_while_it_is_carried_out_takes_no_request_its_place() -> None:
+    """100 binds given up while the API server stalled: honest filters were refused until these were over."""
+
+    async def work() -> None:
+        peer = Peer(Held())
+        later = peer.application.later
+        for number in range(1, 1201, 2):
+            peer.send(request(number, body=b"x"))
+            await peer.soon(2)
+            peer.send(frame(RESET, 0, number, bytes(4)) + frame(PING, 0, 0, bytes(8)))
+        await peer.soon()
+        assert len(later) == http2._MOST_GIVEN_UP < 600  # what goes on is bounded all the same
+        peer.send(request(1201) + frame(RESET, 0, 1201, bytes(4)))
+        assert [(kind, stream) for kind, _, stream, _ in await peer.soon()] == [(RESET, 1201)]
+        later[0].give(exchange.Answer(200, b"late"))
+        assert await peer.soon() == []  # nobody wants it any more
+        peer.send(request(1203))
+        await peer.soon()
+        later[-1].give(exchange.Answer(200, b"new"))
+        assert peer.answers(await peer.soon()) == {1203: (b"200", b"new")}
+
+    run(work)
+
+
+def test_whose_requests_are_refused_and_reset_again_and_again_is_sent_away() -> None:
     async def work() -> None:
         peer = Peer(Held())
         for number in range(1, 4001, 2):
-            peer.send(request(number) + frame(RESET, 0, number, bytes(4)))
+            peer.send(request(number))
+            await asyncio.sleep(0)
+            peer.send(frame(RESET, 0, number, bytes(4)))
+            while not (peer.transport.reads or peer.transport.closed):
+                await asyncio.sleep(0.001)
             if peer.transport.closed:
                 break
             await asyncio.sleep(0)
-        assert code_of(await peer.soon()) == CALM and number < 1500
+        assert code_of(peer.said()) == CALM and number < 2 * (http2._MOST_GIVEN_UP + 600)
 
     run(work)
 
@@ -883,6 +942,91 @@ def test_who_reads_nothing_is_left_whatever_he_says(monkeypatch: pytest.MonkeyPa
         now[0] += exchange.UNREAD_SECONDS
         peer.connection.late()
         assert peer.transport.closed
+
+    run(work)
+
+
+def test_no_crumb_of_room_keeps_an_answer_or_what_waits_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that nobody reads, whole bodies behind it, and a byte of window in each time: all room was held for ever."""
+
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        peer = Peer(room=2000)
+        peer.send(NO_WINDOW + request(1, "/" + 100 * "x"))
+        await peer.soon()
+        peer.send(request(3, body=bytes(1000)) + request(5, body=bytes(1000)))
+        assert not peer.room.take_now(1)
+        resets: dict[int, tuple[int, float]] = {}
+        while now[0] < 200 and not peer.transport.closed:
+            now[0] += 5
+            peer.send(frame(WINDOW, 0, 1, struct.pack(">I", 1)))
+            if now[0] >= peer.connection.until:
+                peer.connection.late()
+            for kind, _, stream, payload in await peer.soon():
+                if kind == RESET:
+                    resets[stream] = int.from_bytes(payload, "big"), now[0] - 100
+        waits = peer.application.body_seconds
+        assert resets == {3: (7, waits), 5: (7, waits), 1: (8, exchange.UNREAD_SECONDS + 5)}
+        assert peer.room.take_now(2000) and peer.transport.closed
+
+    run(work)
+
+
+def test_a_large_answer_has_as_much_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        peer = Peer()
+        peer.send(request(1, "/large"))
+        await peer.soon()
+        while now[0] < 130:
+            now[0] += 1
+            peer.send(frame(WINDOW, 0, 1, struct.pack(">I", 20_000)) + frame(WINDOW, 0, 0, struct.pack(">I", 20_000)))
+            peer.connection.late()
+        assert {kind for kind, *_ in peer.said()} == {DATA} and not peer.transport.closed
+        now[0] += 4
+        peer.send(frame(WINDOW, 0, 1, struct.pack(">I", 1)) + frame(WINDOW, 0, 0, struct.pack(">I", 1)))
+        peer.connection.late()
+        assert (RESET, 1) in [(kind, stream) for kind, _, stream, _ in peer.said()]
+
+    run(work)
+
+
+def test_what_waits_for_its_turn_in_time_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = [100.0]
+        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        peer = Peer()
+        peer.send(NO_WINDOW + request(1))
+        await peer.soon()
+        peer.send(request(3, body=b"x"))
+        now[0] += peer.application.body_seconds - 1
+        peer.connection.late()
+        peer.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1000)))
+        assert list(
+            peer.answers([one for one in await peer.soon() if one[0] < 2 and (one[0], one[2]) != (DATA, 1)])
+        ) == [3]
+        now[0] += 2
+        peer.connection.late()
+        assert peer.said() == [] and not peer.transport.closed
+
+    run(work)
+
+
+def test_no_connection_has_all_room() -> None:
+    async def work() -> None:
+        application = Application()
+        application.overloaded = lambda: exchange.error(503, "no room", close=True)  # type: ignore[attr-defined]
+        room = Room(4000, each=2000)
+        greedy, other = Peer(application, room), Peer(application, room)
+        for number in (1, 3, 5):
+            greedy.send(frame(HEADERS, HEAD_ENDS, number, head(content_length="1000")))
+        assert greedy.answers(await greedy.soon()) == {5: (b"503", b'{"Error":"no room"}')}
+        other.send(request(1, body=bytes(1000)))
+        assert other.answers(await other.soon())[1][0] == b"200"
+        greedy.connection.connection_lost(None)
+        assert room.left == 4000
 
     run(work)
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from scheduler_ext.http.exchange import Answer, Request
-from scheduler_ext.http.server import Connection, Server, _Room
+from scheduler_ext.http.room import Room
+from scheduler_ext.http.server import Connection, Server
 
 HEAD = b"POST /scheduler/%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nAccept-Encoding: gzip\r\n%b\r\n"
 MORE = (
@@ -81,7 +82,7 @@ class Client:
 
     def __init__(self, heads: dict[Any, Any]) -> None:
         self.server, self.app, self.transport = Serves(heads), App(), Transport()
-        self.connection = Connection(cast(Server, self.server), self.app, _Room(1000))
+        self.connection = Connection(cast(Server, self.server), self.app, Room(1000))
         self.connection.connection_made(cast(Any, self.transport))
 
     def send(self, data: bytes) -> None:

@@ -108,6 +108,32 @@ def applications(server: servers.Server) -> Application:
     return cast(Application, cast(Any, server)._served[0][0])
 
 
+def test_bodies_that_wait_for_their_turn_hold_their_room_and_no_more_are_read() -> None:
+    """They held none: nine of the largest size on each connection."""
+
+    async def work(reader: Any, writer: Any, server: Any) -> None:
+        for known in (False, True):
+            writer.write(post("/slow"))
+            await asyncio.sleep(0.02)
+            (connection,) = server.connections
+            room = connection._room._room
+            for left in (3000, 2000, 2000, 2000):
+                writer.write(post("/a", 1000 * b"x"))
+                await asyncio.sleep(0.01)
+                assert room.left == left, known
+            assert [len((await answer(reader))[1]) for _ in range(5)] == [4, *4 * [1004]]
+            assert room.left == 4000
+        writer.write(post("/slow"))
+        await asyncio.sleep(0.02)
+        writer.write(post("/a", 1000 * b"x"))
+        await asyncio.sleep(0.01)
+        writer.transport.abort()
+        await asyncio.sleep(0.01)
+        assert room.left == 4000
+
+    serve(work)
+
+
 def test_who_sends_many_requests_at_once_lets_others_in_between() -> None:
     async def work(_reader: Any, writer: Any, server: Any) -> None:
         other, others = await asyncio.open_connection(*writer.get_extra_info("peername"))
