@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,7 +93,8 @@ class Freed(NamedTuple):
 class CandidateNodes:
     """The nodes that a pod may use, position by position.
 
-    Free amounts may be negative where others overbooked a card.
+    Free amounts may be negative where others overbooked a card. `cuts`: one for each search that was over before all
+    nodes that it was about had been looked at.
     """
 
     shape: Shape
@@ -105,6 +106,7 @@ class CandidateNodes:
     cards: list[tuple[Card, ...]]
     columns: list[Mapping[str, int]]
     holders: list[list[Holder]]
+    cuts: list[int] = field(default_factory=list)
 
     def codes(
         self, positions: Ints, shape: Shape | None = None, freed: Sequence[tuple[Holder, ...]] | None = None
@@ -117,9 +119,12 @@ class CandidateNodes:
         positions: Ints,
         freed: Freed | None,
         shape: Shape | None = None,
-        budgets: Sequence[Budget] | None = None,
+        budgets: Budget | Sequence[Budget] | None = None,
     ) -> Ints:
-        """The same, with what is freed summed already. `budgets`: see placing.plan; per position of all."""
+        """The same, with what is freed summed already.
+
+        `budgets`: see placing.plan; per position of all. None: one of a request for each few hundred positions.
+        """
         code = np.zeros(len(positions), np.int64)
         for start in range(0, len(positions), _CHUNK):
             pieces.rest()
@@ -170,7 +175,11 @@ class CandidateNodes:
         return usable if self.allowed is None else usable & self.allowed[positions]
 
     def _plan(
-        self, positions: Ints, shape: Shape, freed: Freed | None, budgets: Sequence[Budget] | None = None
+        self,
+        positions: Ints,
+        shape: Shape,
+        freed: Freed | None,
+        budgets: Budget | Sequence[Budget] | None = None,
     ) -> tuple[Plan, Ints]:
         view = View._make(array[positions] for array in self.view)
         problem, cores, blocks = self.problem[positions], view.free_cores, view.free_blocks
@@ -181,8 +190,13 @@ class CandidateNodes:
                     problem[place] = FITS
         view = view._replace(free_cores=np.maximum(cores, 0), free_blocks=np.maximum(blocks, 0))
         allowed = None if self.allowed is None else self.allowed[positions]
-        own = None if budgets is None else [budgets[position] for position in positions.tolist()]
-        return placing.plan(shape, view, allowed, self.typical, own), problem
+        own: Budget | Sequence[Budget] = Budget() if budgets is None else budgets
+        if not isinstance(own, Budget):
+            own = [own[position] for position in positions.tolist()]
+        plan = placing.plan(shape, view, allowed, self.typical, own)
+        if isinstance(own, Budget) and own.cut:
+            self.cuts.append(len(own.cut))
+        return plan, problem
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from scheduler_ext.planning import remedies
 from scheduler_ext.planning.evidence import CandidateNodes, ClaimStatus, Evidence
 from scheduler_ext.planning.remedies import Remedy
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
+from scheduler_ext.scoring.exact_search import MOST_STEPS, Budget
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.pods import ENDED_SECONDS, State
@@ -66,6 +67,8 @@ def _remedy(one: Remedy) -> dict[str, Any]:
         data["instead"] = dict(zip(("core", "block"), one.instead, strict=True))
     if one.pods:
         data["pods"] = list(one.pods)
+    if one.cut_off:
+        data["cut_off"] = True
     return data
 
 
@@ -102,7 +105,9 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
         return {"state": "waiting", "summary": summary}
     if candidates is None or not candidates.nodes or last.asked is None:
         return {"state": "waiting", "summary": "kube-scheduler offered no node that is known here"}
-    codes = candidates.codes(np.arange(len(candidates.nodes)))
+    # On each node as far as any search goes there: 1 s for 5,000 where all of them need that.
+    whole = Budget(MOST_STEPS * len(candidates.nodes))
+    codes = candidates.codes_with(np.arange(len(candidates.nodes)), None, budgets=whole)
     counts = counted(codes)
     fitting = [candidates.nodes[position] for position in np.flatnonzero(codes == FITS).tolist()]
     data: dict[str, Any] = {"state": "waiting", "would_fit": []}
@@ -115,7 +120,7 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
         data["summary"] = f"fits now on node {fitting[0]}; kube-scheduler will ask again"
         return data
     data["reasons_now"] = {str(reason): count for reason, count in counts.items()}
-    ways = remedies.by_asking_less(candidates, last.asked, codes) + remedies.by_ends(candidates, codes)
+    ways = remedies.ways_out(candidates, last.asked, codes)
     data["would_fit"] = [_remedy(way) for way in ways]
     if sick := _unhealthy(candidates, codes):
         data["unhealthy"] = sick
@@ -123,6 +128,8 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
     why = ", ".join(f"{reason} on {count}" for reason, count in counts.items())
     told = "".join(f"; {one['why']} (node {one['node']})" for one in sick)
     data["summary"] = f"{of}: {why}{told}" if why else of
+    if candidates.cuts and not ways:
+        data["summary"] += "; the search for what would let it in was cut off before it found anything"
     return data
 
 

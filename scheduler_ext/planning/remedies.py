@@ -30,6 +30,7 @@ _MOST_SEARCHED = 128  # nodes on which all containers ask less, those with most 
 _MOST_TOGETHER = 3  # pods of a set where all sets are tried
 _MOST_POINTS = 8  # exchanges of cores for blocks that are looked at
 _MOST_SHOWN = 3
+_CUT_OFF = "perhaps less would do: the search was cut off"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Remedy:
     """One way out.
 
     `less`: what containers would have to ask less, by name; `instead`: of a container that asks a whole card, the cores
-    and blocks of one that would be there; `pods`: who would have to end (NAMESPACE/NAME).
+    and blocks of one that would be there; `pods`: who would have to end (NAMESPACE/NAME). `cut_off`: it is one, but
+    there may be better ones that the search did not come to.
     """
 
     text: str
@@ -45,6 +47,7 @@ class Remedy:
     less: tuple[tuple[str, Less], ...] = ()
     instead: tuple[int, int] | None = None
     pods: tuple[str, ...] = ()
+    cut_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,19 @@ def _words(container: str, less: Less) -> str:
     return f"container {container} asks {' and '.join(_plural(amount, thing) for thing, amount in less)} less"
 
 
-def by_asking_less(candidates: CandidateNodes, asked: PodRequest, codes: Ints) -> list[Remedy]:
+def ways_out(candidates: CandidateNodes, asked: PodRequest, codes: Ints) -> list[Remedy]:
+    """All that are told."""
+    found: list[Remedy] = []
+    for search in (partial(_by_asking_less, candidates, asked, codes), partial(_by_ends, candidates, codes)):
+        before = len(candidates.cuts)
+        ways = search()
+        if len(candidates.cuts) > before:
+            ways = [replace(one, text=f"{one.text} ({_CUT_OFF})", cut_off=True) for one in ways]
+        found += ways
+    return found
+
+
+def _by_asking_less(candidates: CandidateNodes, asked: PodRequest, codes: Ints) -> list[Remedy]:
     """The least that one container would have to ask less, the smallest part of it first; else all containers."""
     rows = np.flatnonzero(np.isin(codes, _SHORT))
     names = [container.name for container in in_step_order(asked)]
@@ -243,7 +258,7 @@ def fewest(candidates: CandidateNodes, position: int, order: list[Holder]) -> tu
     return tuple(gone)
 
 
-def by_ends(candidates: CandidateNodes, codes: Ints) -> list[Remedy]:
+def _by_ends(candidates: CandidateNodes, codes: Ints) -> list[Remedy]:
     """Whose end lets the pod in: single pods, smallest first, else the fewest and smallest on one node."""
     full = np.flatnonzero(np.isin(codes, _ENDABLE)).tolist()
     full.sort(key=lambda position: len(_pods(candidates, position)))

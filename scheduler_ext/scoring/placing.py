@@ -111,11 +111,11 @@ class Plan(NamedTuple):
 
 def plan(
     shape: Shape, view: View, allowed: Bools | None, typical: Typical,
-    budgets: Sequence[exact_search.Budget] | None = None,
+    budgets: exact_search.Budget | Sequence[exact_search.Budget] | None = None,
 ) -> Plan:  # fmt: skip
     """Choose cards on every node of `view`. `allowed` [k, cards]: cards that the pod accepts (None: all).
 
-    `budgets`: of the exact search, one for each node, which need not be different ones; None: one for all.
+    `budgets`: of the exact search, one for all or one for each node; None: a request's for all.
     """
     rows = np.arange(len(view.rows))
     found = Plan.empty(len(rows), shape.columns)

@@ -39,12 +39,12 @@ def gang_of(*pods: list[Share], name: str = "g", **fields: Any) -> list[dict[str
     ]  # fmt: skip
 
 
-def made(free: Free, policy: Policy = Policy.FGD) -> Engine:
+def made(free: Free, policy: Policy = Policy.FGD, blocks: int = BLOCKS) -> Engine:
     engine, _ = engine_with(
-        *(node(name, cards(name, len(its), blocks=BLOCKS)) for name, its in free.items()), policy=policy
+        *(node(name, cards(name, len(its), blocks=blocks)) for name, its in free.items()), policy=policy
     )
     for name, its in free.items():
-        used = {f"GPU-{name}-{at}": (100 - cores, BLOCKS - blocks) for at, (cores, blocks) in enumerate(its)}
+        used = {f"GPU-{name}-{at}": (100 - cores, blocks - some) for at, (cores, some) in enumerate(its)}
         engine.cache.cluster.book("others", name, Usage(used))
     return engine
 

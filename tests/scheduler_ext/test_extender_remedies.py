@@ -11,7 +11,12 @@ import pytest
 
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
+from scheduler_ext.scoring import exact_search
+from scheduler_ext.state.cluster import Usage
+from scheduler_ext.state.shape import Shape, Step
 from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
+from tests.scheduler_ext.test_extender_gang_search import made
+from vcuda.spec.request import Policy
 
 CORES, BLOCKS = 100, 8
 Wish = tuple[int, int]  # cores, blocks; a multiple of 100 cores: whole cards
@@ -229,3 +234,63 @@ def test_no_more_pods_are_named_than_must_end() -> None:
                 seen.add(count)
                 break
     assert seen >= {1, 2}
+
+
+EIGHT = [(35, 46), (31, 39), (34, 37), (38, 44), (40, 33), (31, 42), (31, 36), (44, 36)]  # shares of one pod
+SHAPE = Shape(tuple(Step(cores, blocks, 1, False, False, 0) for cores, blocks in EIGHT), Policy.FGD)
+
+
+def choices(free: list[Wish]) -> tuple[bool, int]:
+    """Whether the eight shares fit on a node's cards, and how many choices that takes to find out."""
+    budget = exact_search.Budget(10_000)
+    found, _ = exact_search.search(SHAPE, [(*one, 100) for one in free], budget)
+    return found is not None, 10_000 - budget.left
+
+
+def in_vain(rng: random.Random) -> list[Wish]:
+    """Free cores and blocks of six cards that have enough in sum, but no way to place them."""
+    while True:
+        free = [(rng.randrange(45, 58), rng.randrange(47, 62)) for _ in range(6)]
+        enough = all(sum(one[at] for one in free) >= sum(one[at] for one in EIGHT) for at in (0, 1))
+        if enough and not choices(free)[0]:
+            return free
+
+
+def by_one_way(rng: random.Random) -> list[Wish]:
+    """Of six cards on which they fit exactly."""
+    while True:
+        free = [[0, 0] for _ in range(6)]
+        for share in EIGHT:
+            card = rng.choice(free)
+            card[:] = card[0] + share[0], card[1] + share[1]
+        found = [(cores, blocks) for cores, blocks in free]
+        if max(map(max, found)) < 100 and choices(found)[1] > 100:
+            return found
+
+
+def explained(last: list[Wish]) -> dict[str, Any]:
+    """Of a pod that was refused where 30 nodes take 1,000 choices and more, and what has room since is behind them."""
+    rng = random.Random(7)
+    free = {f"n{at:02}": in_vain(rng) for at in range(30)} | {"zz": [(0, 0)] * 6}
+    engine = made(free, blocks=100)
+    one = pod("p", uid="p", containers=[container(f"c{at}", *share) for at, share in enumerate(EIGHT)])
+    assert engine.filter(one, sorted(free)).chosen is None
+    used = {f"GPU-zz-{at}": (100 - cores, 100 - blocks) for at, (cores, blocks) in enumerate(last)}
+    engine.cache.cluster.book("others", "zz", Usage(used))
+    found = explain.explanation(engine.evidence(uid="p"))
+    assert found is not None
+    return found
+
+
+def test_a_node_where_a_pod_of_many_containers_fits_is_found_behind_many_that_take_long() -> None:
+    """It read: fits on node zz if container c0 asks  less."""
+    found = explained(by_one_way(random.Random(3)))
+    assert found["summary"] == "fits now on node zz; kube-scheduler will ask again"
+
+
+def test_where_the_search_for_less_was_cut_off_it_says_so() -> None:
+    """The least that was found in time was told as the least."""
+    found = explained([(0, 0)] * 6)
+    assert found["summary"].startswith("0 of 31 nodes that kube-scheduler offered fit: ")
+    (way,) = found["would_fit"]
+    assert way["cut_off"] and way["text"].endswith(" (perhaps less would do: the search was cut off)")
