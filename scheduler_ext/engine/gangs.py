@@ -263,28 +263,27 @@ class GangPlaces:
         if isinstance(plan, PlannedRefusal) and not plan.alone:
             return self._refused_as(plan, names)
         taken = self._take_place(gang, shape, names)
+        guessed = gang.guessed and (taken is None or taken.made_for != shape) and self._nothing_written(gang)
         with self._beside(taken):
-            choice = self._take_member(gang, asked, shape, names, priority, plan, taken)
-        wrong = choice.row is None and gang.guessed and (taken is None or taken.made_for != shape)
-        if wrong and self._start_over(gang):
+            choice = self._take_member(gang, asked, shape, names, priority, plan, taken, or_anew=guessed)
+        if choice.row is None and guessed:
+            self._start_over(gang)
             if briefly and gang.size > LARGE:
                 return Choice(None, choice.rows, unplanned=True)
             return self._take_member(gang, asked, shape, names, priority, None, None)
         return choice
 
-    def _start_over(self, gang: Gang) -> bool:
+    def _nothing_written(self, gang: Gang) -> bool:
+        placed = (self._cache.pods.get(uid) for uid in gang.placed(self._cache.pods))
+        return all(one is not None and one.state is State.ASSUMED and not one.attempted for one in placed)
+
+    def _start_over(self, gang: Gang) -> None:
         """Give back all that a gang has, none of which was written: it asks for something else than was reserved."""
-        cache = self._cache
-        placed = [cache.pods.get(uid) for uid in gang.placed(cache.pods)]
-        if any(record is None or record.state is not State.ASSUMED or record.attempted for record in placed):
-            return False
         self._dissolve(gang)
-        for record in placed:
-            if record is not None:
-                cache.pods.release(record.uid)
+        for uid in gang.placed(self._cache.pods):
+            self._cache.pods.release(uid)
         gang.no_deadline()
         gang.guessed = False
-        return True
 
     def _take_member(
         self,
@@ -295,12 +294,15 @@ class GangPlaces:
         priority: int,
         plan: Plan | PlannedRefusal | None,
         taken: _Taken | None,
+        *,
+        or_anew: bool = False,
     ) -> Choice:
+        """`or_anew`: what has no room beside its mates' places gets none, and the gang starts over."""
         if isinstance(plan, Plan) and plan.as_planned:
             choice = self._take_planned(gang, asked, shape, names, priority, plan)
             if choice is not None:
                 return choice
-        choice = self._choose_member(asked, shape, names, taken)
+        choice = self._choose_member(asked, shape, names, taken, or_anew)
         if choice.row is None:
             self._put_back(gang, taken)
             return choice
@@ -392,12 +394,23 @@ class GangPlaces:
             self._cache.pods.put(taken.record)
             gang.places[taken.record.uid] = taken.made_for
 
-    def _choose_member(self, asked: PodRequest, shape: Shape, names: Sequence[str], taken: _Taken | None) -> Choice:
-        if taken is not None and taken.made_for == shape and taken.record.node in names:
+    def _choose_member(
+        self, asked: PodRequest, shape: Shape, names: Sequence[str], taken: _Taken | None, or_anew: bool
+    ) -> Choice:
+        cache, table = self._cache, self._cache.table(shape)
+        if taken is None:
+            return self._chooser.choose(table, names, asked.namespace)
+        if taken.made_for == shape and taken.record.node in names:
             choice = self._choose_there(asked, shape, names, taken.record.node)
             if choice is not None:
                 return choice
-        return self._chooser.choose(self._cache.table(shape), names, asked.namespace)
+        # kube-scheduler knows nothing of the cpu and memory of places: it would not offer their nodes to its mates.
+        rows = cache.rows(names)
+        row = _roomy(cache.cluster, cache.quotas, asked.namespace, table, rows[rows >= 0])
+        choice = None if row is None else self._choose_there(asked, shape, names, cache.cluster.names[row])
+        if choice is not None:
+            return choice
+        return Choice(None, rows) if or_anew else self._chooser.choose(table, names, asked.namespace)
 
     def _choose_there(self, asked: PodRequest, shape: Shape, names: Sequence[str], node: str) -> Choice | None:
         table = self._cache.table(shape)

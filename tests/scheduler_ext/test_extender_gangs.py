@@ -14,6 +14,7 @@ from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.scoring import scores
+from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.pods import State
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, eventually, node, pod
@@ -550,3 +551,40 @@ def test_malformed_gangs_are_refused(word: str) -> None:
     engine = engine_with(node("a", cards("a", 1)))
     reason, message = refusal(engine, member("m", word), "a")
     assert str(reason) == "InvalidAnnotation" and NAMES.gang in message
+
+
+class OffersByCpu:
+    """A gang of four of which one is guessed for all, and what kube-scheduler offers of two nodes: those with cpu to
+    spare beside what it has assumed. It knows nothing of places that are reserved."""
+
+    def __init__(self, small: int) -> None:
+        """`small`: cores that are free on the card of the node with much cpu."""
+        self.free = {"n0": 5, "n1": 64}
+        self.engine = engine_with(node("n0", cards("n0", 2), cpu="5"), node("n1", cards("n1", 1), cpu="64"))
+        self.engine.cache.cluster.book("others", "n1", Usage({"GPU-n1-0": (100 - small, 30)}))
+
+    def decide(self, name: str, cores: int, cpu: int) -> str | None:
+        one = member(name, "train/4", cores)
+        one["metadata"]["annotations"][NAMES.policy] = "spread"
+        one["spec"]["containers"][0]["resources"]["requests"] = {"cpu": str(cpu)}
+        where = self.engine.filter(one, [each for each, free in self.free.items() if free >= cpu]).chosen
+        if where is not None:
+            self.free[where] -= cpu
+        return where
+
+
+def test_a_late_member_of_another_size_leaves_its_mates_the_cpu_of_their_places() -> None:
+    """It went where a card had most room; the last of the others was offered its node no more, for two minutes."""
+    offers = OffersByCpu(small=20)
+    assert offers.decide("g0", 50, 1) == "n0" and offers.engine.figures()["reserved"] == 3
+    assert offers.decide("g1", 10, 3) == "n1"
+    assert [offers.decide(name, 50, 1) for name in ("g2", "g3")] == ["n0", "n0"]
+    assert offers.engine.gang_waits("g0") is None
+
+
+def test_a_late_member_for_which_only_its_mates_have_cpu_has_the_gang_planned_anew() -> None:
+    """It took it, and the places were kept from everybody until the deadline, though they were not enough."""
+    offers = OffersByCpu(small=5)
+    assert offers.decide("g0", 50, 1) == "n0"
+    assert offers.decide("g1", 10, 3) is None
+    assert offers.engine.figures()["reserved"] == 0
