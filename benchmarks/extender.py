@@ -111,13 +111,18 @@ class _Running:
 
 
 @contextlib.contextmanager
-def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterator[_Running]:
-    """Run the command for a cluster, until it is ready."""
+def _extender(
+    nodes: list[dict[str, Any]], pods: list[dict[str, Any]], *, asks_clients: bool = False
+) -> Iterator[_Running]:
+    """Run the command for a cluster, until it is ready. `asks_clients`: for their certificate, which `connect` sends."""
     with _served.certificate() as (folder, made, trusted), contextlib.closing(Feed(nodes, pods, made)) as feed:
         config = folder / "kubeconfig"
         config.write_text(json.dumps(feed.kubeconfig()))
-        with _served.serving(made, "--kubeconfig", str(config)) as (port, pid):
+        more = [f"--client-ca={made.certificate}"] if asks_clients else []
+        with _served.serving(made, "--kubeconfig", str(config), *more) as (port, pid):
             deadline = time.monotonic() + 120
+            if asks_clients:
+                trusted.load_cert_chain(made.certificate, made.key)
             running = _Running(port, pid, feed, trusted)
             while running.connect().get("/readyz") != b"ok\n":
                 if time.monotonic() > deadline:

@@ -26,6 +26,7 @@ class ServerCertificate:
     def __init__(self, chain: str, key: str, client_ca: str | None = None, *, http2: bool = False) -> None:
         self._chain, self._key, self._client_ca = chain, key, client_ca
         self._protocols = [HTTP_2, "http/1.1"] if http2 and client_ca else ["http/1.1"]
+        self.asks_clients = client_ca is not None
         self._seen = self._fingerprint()
         self.context = self._fresh()
 

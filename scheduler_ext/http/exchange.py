@@ -13,7 +13,7 @@ from vcuda.printable import told
 
 _T = TypeVar("_T")
 TOKEN = TOKEN_HEADER.lower().encode()
-MOST_HEAD_BYTES = 64 * 1024
+MOST_HEAD_BYTES = 16 * 1024
 HEAD_SECONDS = 10.0  # that a request's head may take once it has begun
 SILENT_SECONDS = 30.0  # before the first one: Go opens connections ahead; each costs a descriptor
 IDLE_SECONDS = 75.0  # between two requests: kube-scheduler keeps its connections

@@ -23,12 +23,15 @@ from scheduler_ext.http.certificate import HTTP_2, ServerCertificate
 from scheduler_ext.http.exchange import Answer, Application, Later, Request, error
 from scheduler_ext.http.http2 import Http2Connection, send_away
 from scheduler_ext.http.room import Room
+from scheduler_ext.http.strangers import UNREAD_BYTES, Strangers
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
 _HANDSHAKE_SECONDS = 5.0
 _LONGEST_KNOWN, _MOST_KNOWN = 1024, 256  # bytes of a head that is kept with its meaning, and how many are
 _READ_BYTES = 256 * 1024
+_HEAD_PART = 512  # bytes of heads that are parsed at once: 28 requests at most
+_MOST_UNREAD = 4 << 20  # bytes that the kernel keeps for us of who has a certificate, if it may
 _ROOM_SECONDS = 5.0  # that a body may wait for room
 _AT_ONCE, _EACH_AT_ONCE = 4, 2  # bodies of the largest size in memory at once, and of a connection's
 _LATE_AT_ONCE = 32
@@ -80,7 +83,11 @@ class Connection(asyncio.BufferedProtocol):
     Buffered: else uvloop makes 256 KiB for each TLS record, which the kernel maps, clears and takes away again.
     """
 
-    def __init__(self, server: Server, application: Application, room: Room) -> None:
+    def __init__(
+        self, server: Server, application: Application, room: Room, strangers: Strangers | None = None
+    ) -> None:
+        """`strangers`: those to whom it belongs unless it shows a certificate."""
+        self._strangers = strangers
         self._server, self._application, self._room = server, application, room.part()
         self._buffer = server.buffer
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -89,7 +96,8 @@ class Connection(asyncio.BufferedProtocol):
         self._ready: collections.deque[tuple[Request, bool, int]] = collections.deque()
         self._task: asyncio.Task[None] | Later[Answer] | None = None  # an answer that comes later
         self._in_head = False
-        self._head_bytes = 0
+        self._head_bytes = self._received = 0
+        self._rest = b""  # what came and is not taken in yet
         self._chunks: list[bytes] = []  # of a body
         self._held = 0  # bytes of room, of the body that comes
         self._waiting = 0  # the same of those that are here and wait for their turn
@@ -112,27 +120,41 @@ class Connection(asyncio.BufferedProtocol):
         self._client = common_name(transport)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == HTTP_2:
-            if self._client is None:
-                self._deaf = True
-                send_away(transport)
+            if self._client is not None:
+                self._trust()
+                second = Http2Connection(self._server, self._application, self._room, self._client)
+                self._transport.set_protocol(second)
+                self._parser = self._transport = None
+                second.connection_made(transport)
                 return
-            second = Http2Connection(self._server, self._application, self._room, self._client)
-            self._transport.set_protocol(second)
-            self._parser = self._transport = None
-            second.connection_made(transport)
-            return
+            send_away(transport)
+            self._closed = self._deaf = True
+        if self._client is not None:
+            self._trust()
+        elif self._strangers is not None:
+            if tls is not None:
+                self._transport.set_read_buffer_limits(UNREAD_BYTES)
+            self._strangers.enter(self)
         self._server.connections.add(self)
-        self._expect_head(exchange.SILENT_SECONDS)
+        self._expect_head(exchange.END_SECONDS if self._closed else exchange.SILENT_SECONDS)
+
+    def _trust(self) -> None:
+        """It is no stranger's."""
+        if self._strangers is not None:
+            self._strangers = None
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MOST_UNREAD)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
         self._closed = self._deaf = True
         self._server.connections.discard(self)
+        if self._strangers is not None:
+            self._strangers.leave(self)
         self._give_all()
         if isinstance(self._task, asyncio.Task):
             self._task.cancel()
         # We and the transport, and the parser, refer to each other, and may stay for long: of what is large we let go.
         self._ready.clear()
-        self._chunks, self._raw_head, self._parser, self._transport = [], b"", None, None
+        self._chunks, self._raw_head, self._rest, self._parser, self._transport = [], b"", b"", None, None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size is enough for all
         return self._buffer
@@ -140,22 +162,39 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._deaf:
             return
-        self._head_bytes += nbytes
         data = self._buffer[:nbytes]
+        if self._rest:
+            self._rest += data
+        elif self._strangers is None:
+            self._take(data)
+        else:
+            self._strangers.begin()
+            self._take(data)
+            self._strangers.end()
+
+    def _take(self, data: memoryview) -> None:
+        """Take in what came, as far as there is time and place for requests; then go on with these."""
+        waits = False
         try:
-            while data and not self._deaf:
+            while data and not (self._deaf or self._ahead or waits):
                 data = self._known(data) if self._between or self._left else self._parsed(data)
+                if self._in_head and self._head_bytes > exchange.MOST_HEAD_BYTES:
+                    self._end(error(431, f"the head has more than {exchange.MOST_HEAD_BYTES} bytes", close=True))
+                waits = self._strangers is not None and not self._strangers.rested()
         except httptools.HttpParserError as problem:
             self._end(error(400, f"this is not an HTTP/1.1 request: {problem}"[:200], close=True))
-        if self._in_head and self._head_bytes > exchange.MOST_HEAD_BYTES:
-            self._end(error(431, f"the head has more than {exchange.MOST_HEAD_BYTES} bytes", close=True))
-        if self._ahead:
+        self._rest = b"" if self._deaf else bytes(data)
+        if self._rest or self._ahead or not self._reads:
             self._pace()
+        self._go_on(waits)
+
+    def turn(self) -> None:
+        """Of a stranger's: it waited for it."""
         self._go_on()
 
     def _pace(self) -> None:
         """Read on, or do not, as things are now."""
-        reads = not (self._full or self._ahead or self._waits or self._deaf)
+        reads = not (self._full or self._ahead or self._waits or self._deaf or self._rest)
         if reads != self._reads and not self._closed:
             self._reads = reads
             self._transport.resume_reading() if reads else self._transport.pause_reading()
@@ -211,13 +250,16 @@ class Connection(asyncio.BufferedProtocol):
         return data[end:]
 
     def _parsed(self, data: memoryview) -> memoryview:
-        """Parse; what is left, of which the parser thinks that it is another protocol. We never change it."""
+        """Parse a part: of a body of known length all, of others and of heads a little. What is left."""
+        size = 0 if self._in_head else (self._size or 0) - self._received
+        part = data[: size if size > 0 else _HEAD_PART]
+        self._head_bytes += len(part)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
+            self._parser.feed_data(part)
+        except httptools.HttpParserUpgrade as upgrade:  # it thinks that the rest is another protocol
             self._parser = httptools.HttpRequestParser(self)
             return data[upgrade.args[0] :]
-        return data[:0]
+        return data[len(part) :]
 
     def pause_writing(self) -> None:
         self._full = True
@@ -372,20 +414,30 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- answering ---
 
-    def _go_on(self) -> None:
-        """Answer one request of those that have come, if the client reads. Then others have their turn."""
+    def _go_on(self, waits: bool = False) -> None:
+        """Answer one request of those that have come, if the client reads. Then others have their turn.
+
+        `waits`: its next turn is another one.
+        """
         if self._closed or self._full or self._task is not None:
             return
-        if self._ready:
-            self._begin(*self._ready.popleft())
-            if self._ahead:
-                self._look_ahead()
-                if not self._ahead:
+        if not waits:
+            if self._ready:
+                self._begin(*self._ready.popleft())
+                if self._ahead:
+                    self._look_ahead()
                     self._pace()
-            if self._ready or self._last is not None:
+            elif self._rest:
+                self._take(memoryview(self._rest))
+                return
+            elif self._last is not None:
+                self._send(self._last)
+                return
+        if self._ready or self._rest or self._last is not None:
+            if self._strangers is None:
                 asyncio.get_running_loop().call_soon(self._go_on)
-        elif self._last is not None:
-            self._send(self._last)
+            else:
+                self._strangers.wait(self)
 
     def _amid(self) -> bool:
         """Whether a request has come in part: then its time is what counts."""
@@ -506,9 +558,11 @@ class Server:
         probes: tuple[Application, socket.socket] | None = None,
     ) -> None:
         self._certificate = certificate
-        self._served = [(application, listener, certificate.context if certificate else None)]
+        # Whose connections may be strangers': where certificates are asked for, and where nobody is known.
+        asks = certificate is not None and certificate.asks_clients
+        self._served = [(application, listener, certificate.context if certificate else None, asks)]
         if probes is not None:
-            self._served.append((*probes, None))
+            self._served.append((*probes, None, True))
         self.connections: set[Connection | Http2Connection] = set()
         self.heads: dict[bytes, _Head] = {}  # all connections': what heads mean depends on nobody
         # All connections': what is read is parsed at once. Not all servers': to read lets other threads run.
@@ -545,9 +599,12 @@ class Server:
             loop.add_signal_handler(number, self.stop)
         renewal = asyncio.create_task(self._certificate.keep_fresh()) if self._certificate else None
         servers = []
-        for application, listener, context in self._served:
+        for application, listener, context, open_to_strangers in self._served:
             room = Room(_AT_ONCE * application.body_bytes, _EACH_AT_ONCE * application.body_bytes)
-            make = functools.partial(Connection, self, application, room)
+            strangers = Strangers() if open_to_strangers else None
+            if strangers is not None:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
+            make = functools.partial(Connection, self, application, room, strangers)
             limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if context else {}
             servers.append(await loop.create_server(make, sock=listener, ssl=context, backlog=_BACKLOG, **limit))
         self.started = True

@@ -770,6 +770,8 @@ def test_what_is_given_up_while_it_is_carried_out_takes_no_request_its_place() -
             peer.send(request(number, body=b"x"))
             await peer.soon(2)
             peer.send(frame(RESET, 0, number, bytes(4)) + frame(PING, 0, 0, bytes(8)))
+        while not peer.transport.reads:
+            await asyncio.sleep(0.001)
         await peer.soon()
         assert len(later) == http2._MOST_GIVEN_UP < 600  # what goes on is bounded all the same
         peer.send(request(1201) + frame(RESET, 0, 1201, bytes(4)))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from scheduler_ext.http import exchange
+from scheduler_ext.http import exchange, strangers
 from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.exchange import Answer, Request, error
@@ -53,11 +53,15 @@ class Application:
         return Answer(200, b"slow")
 
 
-def serve(work: Work) -> None:
+def serve(work: Work, *, open_to_strangers: bool = False) -> None:
     async def whole() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         address = listener.getsockname()
-        server = servers.Server(cast(Any, Application()), listener)
+        application = cast(Any, Application())
+        if open_to_strangers:
+            server = servers.Server(application, socket.create_server(("127.0.0.1", 0)), None, (application, listener))
+        else:
+            server = servers.Server(application, listener)
         task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
         while not server.started:
             await asyncio.sleep(0.01)
@@ -130,6 +134,23 @@ def test_bodies_that_wait_for_their_turn_hold_their_room_and_no_more_are_read() 
         writer.transport.abort()
         await asyncio.sleep(0.01)
         assert room.left == 4000
+
+    serve(work)
+
+
+def test_of_many_small_requests_in_one_packet_a_few_are_taken_in() -> None:
+    """4,000 were: 1.2 MiB and 10 ms for each connection."""
+
+    async def work(reader: Any, writer: Any, server: Any) -> None:
+        writer.write(post("/slow"))
+        await asyncio.sleep(0.02)
+        writer.write(b"GET /a HTTP/1.1\r\n\r\n" * 4000 + post("/b", 900 * b"x"))
+        await asyncio.sleep(0.05)
+        (connection,) = server.connections
+        assert 8 < len(connection._ready) < 40 and len(connection._rest) > 50_000
+        bodies = [(await answer(reader))[1] for _ in range(4002)]
+        assert bodies == [b"slow", *4000 * [b"/a||"], b"/b||" + 900 * b"x"]
+        assert not connection._rest
 
     serve(work)
 
@@ -211,6 +232,62 @@ def test_an_error_of_ours_is_told_and_ends_nothing() -> None:
         assert (await answer(reader))[0] == 200
 
     serve(work)
+
+
+def test_of_too_many_strangers_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "MOST", 3)
+
+    async def work(reader: Any, writer: Any, server: Any) -> None:
+        others = [await asyncio.open_connection(*writer.get_extra_info("peername")) for _ in range(3)]
+        assert await reader.read() == b"" and len(server.connections) == 3
+        for other, sent in others:
+            sent.write(post("/a"))
+            assert (await answer(other))[0] == 200
+            sent.close()
+        while server.connections:
+            await asyncio.sleep(0.01)
+
+    serve(work, open_to_strangers=True)
+
+
+def test_strangers_together_have_a_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each of them its turn, which is a small one."""
+    clock = [0.0]
+    monkeypatch.setattr(strangers.time, "thread_time", lambda: clock[0])
+    order: list[str] = []
+
+    class One:
+        def __init__(self, name: str, turns: int) -> None:
+            self.name, self.turns = name, turns
+
+        def turn(self) -> None:
+            order.append(self.name)
+            clock[0] += 0.001
+            self.turns -= 1
+            if self.turns:
+                known.wait(self)
+
+        def abort(self) -> None: ...
+
+    known = strangers.Strangers()
+
+    async def work() -> None:
+        began = asyncio.get_running_loop().time()
+        known.begin()
+        clock[0] += 0.003
+        assert not known.rested()
+        greedy, other = One("greedy", 20), One("other", 1)
+        for one in (greedy, greedy, greedy, other):
+            known.wait(one)
+        assert order == []
+        while greedy.turns:
+            await asyncio.sleep(0.001)
+        assert order.index("other") == 1 and len(order) == 21
+        assert asyncio.get_running_loop().time() - began > 0.06  # of processor 24 ms
+        await asyncio.sleep(0.02)
+        assert known.rested()
+
+    asyncio.run(work())
 
 
 def test_what_is_refused_by_its_head_is_not_read() -> None:
