@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from scheduler_ext.state.shape import Shape
 from vcuda.spec.inventory import Card
 
 _CHUNK = 256
+_FREED_AT_ONCE = 1024  # sets of pods
 _UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
 
 
@@ -89,6 +91,51 @@ class Freed(NamedTuple):
         return Freed._make(mine - its for mine, its in zip(self, other, strict=True))
 
 
+class _Held(NamedTuple):
+    """What pods have, to be summed for many sets of them in a few steps: by their number, and card by card of all."""
+
+    numbers: dict[str, int]  # by UID
+    others: Ints  # [pods, 3]: cpu, memory, whether their cards are unknown
+    starts: Ints  # [pods]: of its cards
+    counts: Ints
+    cards: Ints  # [cards of pods, 3]: column, cores, blocks
+
+    @classmethod
+    def of(cls, holders: Sequence[Sequence[Holder]], columns: Sequence[Mapping[str, int]]) -> _Held:
+        numbers: dict[str, int] = {}
+        others, counts, cards = list[int](), list[int](), list[int]()
+        for its, ones in zip(columns, holders, strict=True):
+            pieces.rest()
+            for one in ones:
+                numbers[one.uid] = len(numbers)
+                usage, count = one.usage, 0
+                others += usage.cpu_milli, usage.memory_bytes, usage.unplaced
+                for uuid, use in usage.cards.items():
+                    if (column := its.get(uuid)) is not None:
+                        cards += column, *use
+                        count += 1
+                counts.append(count)
+        sizes = np.array(counts, np.int64)
+        return cls(
+            numbers, np.array(others, np.int64).reshape(-1, 3), np.cumsum(sizes) - sizes, sizes,
+            np.array(cards, np.int64).reshape(-1, 3),
+        )  # fmt: skip
+
+    def add(self, gone: Sequence[tuple[Holder, ...]], to: Freed) -> None:
+        """Add what each of these sets has to a place of `to`."""
+        who = np.array([self.numbers[one.uid] for ones in gone for one in ones], np.int64)
+        place = np.repeat(np.arange(len(gone)), [len(ones) for ones in gone])
+        for amounts, its in zip((to.cpu_milli, to.memory_bytes, to.unplaced), self.others[who].T, strict=True):
+            np.add.at(amounts, place, its)
+        counts = self.counts[who]
+        ends = np.cumsum(counts)
+        at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[who] - ends + counts, counts)
+        columns, cores, blocks = self.cards[at].T
+        where = np.repeat(place, counts) * to.cores.shape[1] + columns
+        np.add.at(to.cores.reshape(-1), where, cores)
+        np.add.at(to.blocks.reshape(-1), where, blocks)
+
+
 @dataclass(frozen=True)
 class CandidateNodes:
     """The nodes that a pod may use, position by position.
@@ -107,6 +154,10 @@ class CandidateNodes:
     columns: list[Mapping[str, int]]
     holders: list[list[Holder]]
     cuts: list[int] = field(default_factory=list)
+
+    @functools.cached_property
+    def _held(self) -> _Held:
+        return _Held.of(self.holders, self.columns)
 
     def codes(
         self, positions: Ints, shape: Shape | None = None, freed: Sequence[tuple[Holder, ...]] | None = None
@@ -143,27 +194,14 @@ class CandidateNodes:
 
     def freed(self, positions: Ints, gone: Sequence[tuple[Holder, ...]]) -> Freed:
         """What the end of those pods would free on each position."""
-        cards = self.view.free_cores.shape[1]
-        cores, blocks, others = [], [], np.zeros((3, len(positions)), np.int64)
-        for place, (position, ones) in enumerate(zip(positions.tolist(), gone, strict=True)):
+        held, cards = self._held, self.view.free_cores.shape[1]
+        cores, blocks = (np.zeros((len(positions), cards), np.int64) for _ in range(2))
+        found = Freed(cores, blocks, *np.zeros((3, len(positions)), np.int64))
+        for start in range(0, len(positions), _FREED_AT_ONCE):
             pieces.rest()
-            # Lists, not arrays: to add one number to an element of an array takes several times as long.
-            columns, its_cores, its_blocks = self.columns[position], [0] * cards, [0] * cards
-            cpu = memory = unplaced = 0
-            for _, _, usage, *_ in ones:
-                for uuid, (some_cores, some_blocks) in usage.cards.items():
-                    column = columns.get(uuid)
-                    if column is not None:
-                        its_cores[column] += some_cores
-                        its_blocks[column] += some_blocks
-                cpu += usage.cpu_milli
-                memory += usage.memory_bytes
-                unplaced += usage.unplaced
-            cores.append(its_cores)
-            blocks.append(its_blocks)
-            others[:, place] = cpu, memory, unplaced
-        shape = (len(cores), cards)
-        return Freed(np.array(cores, np.int64).reshape(shape), np.array(blocks, np.int64).reshape(shape), *others)
+            part = slice(start, start + _FREED_AT_ONCE)
+            held.add(gone[part], found.at(part))
+        return found
 
     def let_go(self) -> None:
         """Free what is large here, a little at a time. Nothing is to be asked afterwards."""

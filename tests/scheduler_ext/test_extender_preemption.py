@@ -17,9 +17,10 @@ import pytest
 from scheduler_ext.engine import preempt_time
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
+from scheduler_ext.planning.evidence import CandidateNodes, Holder
 from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import Victims
-from scheduler_ext.state.cluster import Usage
+from scheduler_ext.state.cluster import Cluster, Usage
 from scheduler_ext.state.pods import Record, State
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import (
@@ -512,3 +513,38 @@ def test_a_thousand_nominations_hold_up_no_filter() -> None:
         most.append(worked.most)
         assert (engine.cache.cluster.free_cores == before).all() and len(engine.cache.pods.nominated()) == 1000
     assert min(most) > 0 and max(most) < 250_000, most  # 159,000
+
+
+def test_what_pods_would_free_is_what_they_have() -> None:
+    """Summed for many sets at once; cards that are gone, pods without any, and sets of nobody among them."""
+    dice = random.Random(1)
+    uuids = [f"GPU-{at}" for at in range(4)]
+    nodes = [f"n{at}" for at in range(3)]
+    held = [
+        [
+            Holder(
+                f"{name}-{at}", "", Usage(
+                    {uuid: (dice.randrange(50), dice.randrange(9)) for uuid in dice.sample([*uuids, "GPU-gone"], at % 3)},
+                    dice.randrange(9), dice.randrange(9), at == 5,
+                ),
+            )
+            for at in range(6)
+        ]
+        for name in nodes
+    ]  # fmt: skip
+    columns = [{uuid: at for at, uuid in enumerate(uuids)}] * 3
+    view = Cluster(3, 4).view(np.zeros(3, np.int64))
+    nothing: Any = None
+    candidates = CandidateNodes(nothing, nothing, nodes, np.zeros(3), view, None, [()] * 3, columns, held)
+    positions = [dice.randrange(3) for _ in range(3000)]
+    gone = [tuple(dice.sample(held[at], dice.randrange(4))) for at in positions]
+    freed = candidates.freed(np.array(positions), gone)
+    for at, ones in enumerate(gone):
+        for kind, amounts in enumerate((freed.cores[at], freed.blocks[at])):
+            assert amounts.tolist()[:4] == [
+                sum(one.usage.cards.get(uuid, (0, 0))[kind] for one in ones) for uuid in uuids
+            ]
+        assert freed.cpu_milli[at] == sum(one.usage.cpu_milli for one in ones)
+        assert freed.memory_bytes[at] == sum(one.usage.memory_bytes for one in ones)
+        assert freed.unplaced[at] == sum(one.usage.unplaced for one in ones)
+    assert candidates.freed(np.zeros(0, np.int64), []).cores.shape == (0, view.free_cores.shape[1])
