@@ -17,6 +17,7 @@ from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes
 from scheduler_ext.state import objects, unschedulable
 from scheduler_ext.state.cluster import Usage
+from scheduler_ext.state.lines import Lines
 from scheduler_ext.state.notices import CARD_OVERBOOKED, INVALID_QUOTAS, Notice
 from scheduler_ext.state.pace import Pace
 from scheduler_ext.state.pod_texts import KnownPod
@@ -52,6 +53,7 @@ class Intake:
         self._refused: dict[str, float] = {}  # nodes with a report that can't be read, and when that was last told
         self._pace = Pace(cache.clock)
         self._late: dict[str, tuple[str, int]] = {}  # by node: its newest report, which is read later
+        self._lines = Lines(cache.clock)
         self._looked = False  # for garbage among what the first lists have left
 
     def synced(self, kind: str) -> None:
@@ -175,9 +177,11 @@ class Intake:
 
     def _distrust(self, record: Record) -> None:
         self._cache.metrics.distrusted.inc()
+        if (left_out := self._lines.may(record.namespace)) is None:
+            return
         _log.warning(
-            "pod %s/%s: its placement annotation is not what its node gave it; what it holds stays booked",
-            record.namespace, record.name,
+            "pod %s/%s: its placement annotation is not what its node gave it; what it holds stays booked%s",
+            record.namespace, record.name, left_out,
             extra=fields(pod=f"{record.namespace}/{record.name}", uid=record.uid, node=record.node),
         )  # fmt: skip
 
