@@ -76,6 +76,27 @@ static void test_a_stopped_process_has_the_card_beside_others(void)
     }
 }
 
+/* Eight processes that stop themselves behind 10 us of work each, and are charged what passes until they go on and charge that back: neighbours were not charged 8 of 9 parts
+ * of what they had, for ever. Who has a small share, and would pay it for long, is believed less of it beforehand. */
+static void test_what_a_stopped_process_is_charged_back_it_did_not_have(void)
+{
+    uint64_t taken[2];
+    for (unsigned one = 0; one < 2; one++) {
+        start(2);
+        vc_tenant_resize(&tenants[0], one ? 1 : 25, one ? 1 : 25);
+        tenants[0].seen.open = 8;
+        works(0, T, MS, T);
+        for (uint64_t now = T; now < T + 10000 * MS; now += MS) {
+            uint64_t turn = (now - T) / MS % 900;
+            works(0, now, turn == 450 ? 300 * MS : turn == 899 ? -300 * MS : 0, T);
+            works(1, now, MS, now + 2 * MS);
+            vc_plan_decide(&plan, now);
+        }
+        taken[one] = tenants[1].others_gpu_ns;
+    }
+    CHECK(taken[0] < 1300 * MS && taken[1] < 100 * MS);
+}
+
 /* Its work has no cost yet, so nothing that it predicts says that it lasts: the neighbour was charged all of the first 3 ms. */
 static void test_who_stops_behind_a_launch_of_unknown_cost_has_the_card_from_then_on(void)
 {
@@ -800,6 +821,7 @@ static void test_what_processes_tell_counts_whatever_the_file_says(void)
 int main(void)
 {
     test_a_stopped_process_has_the_card_beside_others();
+    test_what_a_stopped_process_is_charged_back_it_did_not_have();
     test_who_stops_behind_a_launch_of_unknown_cost_has_the_card_from_then_on();
     test_what_others_owe_may_be_saved_up();
     test_an_overdrawn_account_is_closed_until_it_is_paid();

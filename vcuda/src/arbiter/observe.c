@@ -18,8 +18,8 @@ static const uint64_t BEHIND_NS = 5000000;
 static const uint64_t UNCUT_MEMORY_NS = UINT64_C(10000000000);
 /* A helper that runs says sooner that the work of its process is done, or until when it lasts. */
 static const uint64_t STILL_AFTER_NS = 3000000;
-/* Who only says so is believed so far: what a stopped process had is charged to its container, but later. */
-static const uint64_t STILL_BELIEVED_NS = 1000000000;
+/* Who only says so is believed so far: what a stopped process had is charged to its container, but later, and none may be charged more of it than its limit pays in such a time. */
+static const uint64_t STILL_BELIEVED_NS = 1000000000, STILL_PAID_WITHIN = 3;
 
 static int64_t charge_since_last_look(struct vc_tenant *tenant)
 {
@@ -145,13 +145,14 @@ static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, int64_t 
 {
     bool untold = tenant->seen.predicted_finish_ns < now_ns && was_lately(tenant->seen.began_ns, VC_UNTOLD, now_ns);
     bool silent = untold || tenant->seen.predicted_finish_ns + STILL_AFTER_NS < now_ns;
-    tenant->still = tenant->seen.open != 0 && silent && tenant->still_ns < STILL_BELIEVED_NS;
+    uint64_t believed = vc_earlier(STILL_BELIEVED_NS, STILL_PAID_WITHIN * STILL_BELIEVED_NS * tenant->core_limit / 100);
+    tenant->still = tenant->seen.open != 0 && silent && tenant->still_ns < believed;
     if (tenant->still)
         tenant->stopped_ns = now_ns;
     else
         tenant->beside_still_ns = 0;
-    if (charged > 0)
-        tenant->still_ns -= vc_earlier(tenant->still_ns, (uint64_t)charged);
+    /* What is charged back it did not have, though others were not charged for it. */
+    tenant->still_ns = charged < 0 ? vc_earlier(tenant->still_ns + (uint64_t)-charged, 2 * STILL_BELIEVED_NS) : tenant->still_ns - vc_earlier(tenant->still_ns, (uint64_t)charged);
 }
 
 /* A card that slices lets everybody begin after one slice of each of the others, whatever they run. Judged by when the work began, not
