@@ -278,6 +278,8 @@ OFFSETS = {
     ("vc_card_usage", "began_ns"): 128,
     ("vc_card_usage", "open_slots"): 136,
     ("vc_card_usage", "left_ns"): 152,
+    ("vc_card_usage", "all_for_ns"): 168,
+    ("vc_card_usage", "doubt"): 176,
     ("vc_card_usage", "unpaid_ns"): 184,
     ("vc_card_usage", "all_until_ns"): 192,
     ("vc_slot", "pid"): 4,

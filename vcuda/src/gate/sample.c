@@ -1,22 +1,25 @@
 /* Samples of the card against what was charged: their sum, and when it is too much. */
 #include "gate/sample.h"
 
+#include "base/atomic.h"
 #include "base/clock.h"
 
-/* What chance alone explains about once in ten minutes, by how much samples of a card that is busy for such a part of the time scatter: 100 ms for a half,
- * 49 ms for a tenth. */
+/* What chance alone explains about once in ten minutes, by how much samples of a card that is busy for such a part of the time scatter: 110 ms for a half,
+ * 52 ms for a tenth, if there is one each ms. */
 static int64_t too_much_ns(uint64_t rate_ppm)
 {
-    return (int64_t)(20000000 + 320 * (rate_ppm * (1000000 - vc_earlier(rate_ppm, 1000000)) / 1000000));
+    return (int64_t)(20000000 + 360 * (rate_ppm * (1000000 - vc_earlier(rate_ppm, 1000000)) / 1000000));
 }
 
 /* Work that was charged in advance, and is seen later. */
-static const int64_t ADVANCE_NS = 50000000;
+static const int64_t LEAST_DOUBT = -VC_SURE / 10;
+/* From here on somebody looks more often. */
+static const int64_t SUSPICIOUS = VC_SURE / 10;
 /* Under leases each sample is judged by itself, so nothing is seen later: fewer scatter less. */
-static const int64_t EARLY_NS = 2000000, LATE_PART = 5;
+static const int64_t LATE_PART = 5;
 /* Nobody looked for so long: what was between, one sample does not tell. */
 static const uint64_t LONGEST_NS = 10000000;
-static const uint64_t LEAST_FOR_NS = 2000000000, MOST_FOR_NS = 64000000000;
+static const uint64_t LEAST_FOR_NS = 2000000000, MOST_FOR_NS = 64000000000, REMEMBERED_TIMES = 8;
 /* An H100 needed 4.2 us, in another hour 22.8. */
 static const uint64_t USUAL_LAUNCH_NS = 5000, MOST_LAUNCH_NS = 25000;
 /* So much may pass for launches on their way that nobody knows to take that long, and of a second such a part besides. */
@@ -32,13 +35,21 @@ static uint64_t grown(uint64_t from, uint64_t to)
     return to > from ? to - from : 0;
 }
 
-/* Twice the root: how far such a sum of samples may be off. */
-static int64_t scatter_ns(uint64_t samples)
+/* One that stands for so long may be off by that, whose part of the card is so much at most. */
+static uint64_t scatter_us2(uint64_t whole_ns, uint64_t rate_ppm)
 {
-    uint64_t root = 1;
-    while (root * root < samples)
-        root++;
-    return (int64_t)(root * VC_SAMPLE_NS * 11 / 10);
+    uint64_t part = vc_earlier(rate_ppm, 500000);
+    return whole_ns / 1000 * (whole_ns / 1000) * (part * (1000000 - part) / 1000000) / 1000000;
+}
+
+/* Twice the root: how far a sum of them may be off. */
+static uint64_t off_by_ns(uint64_t scattered_us2)
+{
+    uint64_t root = 0;
+    for (uint64_t bit = UINT64_C(1) << 31; bit != 0; bit /= 2)
+        if ((root + bit) * (root + bit) <= scattered_us2)
+            root += bit;
+    return root * 2000;
 }
 
 static uint64_t launch_of(const struct vc_samples *samples)
@@ -51,7 +62,7 @@ static uint64_t launch_of(const struct vc_samples *samples)
 static void learn_launch(struct vc_samples *samples)
 {
     if (samples->all_launches != 0) {
-        uint64_t seen = samples->excess_ns > 0 ? (uint64_t)samples->excess_ns : 0, off = scatter_ns(samples->all_samples);
+        uint64_t seen = samples->excess_ns > 0 ? (uint64_t)samples->excess_ns : 0, off = off_by_ns(samples->all_scatter_us2);
         uint64_t least = vc_earlier(grown(off, seen) * 5 / 4 / samples->all_launches, MOST_LAUNCH_NS);
         uint64_t most = (seen + off / 2) * 5 / 4 / samples->all_launches;
         samples->launch_ns = vc_later(least, vc_earlier(most, launch_of(samples)));
@@ -59,7 +70,7 @@ static void learn_launch(struct vc_samples *samples)
         samples->known_ns = vc_earlier(seen / samples->all_launches, samples->launch_ns);
     }
     samples->excess_ns = 0;
-    samples->all_launches = samples->all_samples = 0;
+    samples->all_launches = samples->all_scatter_us2 = 0;
 }
 
 /* Siblings that say they are on the card have an equal part of it each, as far as they told of that much: what they say lies where a tenant can write. */
@@ -71,15 +82,30 @@ static uint64_t siblings_part(struct vc_samples *samples, const struct vc_sample
     return part;
 }
 
-static uint64_t due_of(int64_t *unpaid_ns, int64_t more_ns, uint64_t rate_ppm)
+/* By how much more such a difference between what was seen and what was thought is doubted. Samples scatter less the more often they are taken. */
+static int64_t doubt_of(int64_t ns, uint64_t whole_ns, uint64_t rate_ppm)
 {
-    int64_t unpaid = __atomic_add_fetch(unpaid_ns, more_ns, __ATOMIC_RELAXED);
-    if (unpaid < -ADVANCE_NS)
-        __atomic_compare_exchange_n(unpaid_ns, &unpaid, -ADVANCE_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    if (unpaid < too_much_ns(rate_ppm))
-        return 0;
+    int64_t times = whole_ns < VC_SAMPLE_NS / 2 ? VC_SAMPLE_NS / VC_SAMPLE_OFTEN_NS : 1;
+    return ns * times * (VC_SURE / 1000) / (too_much_ns(rate_ppm) / 1000);
+}
+
+static int64_t add_down_to(int64_t *sum, int64_t more, int64_t least)
+{
+    int64_t is = __atomic_add_fetch(sum, more, __ATOMIC_RELAXED);
+    if (is < least)
+        __atomic_compare_exchange_n(sum, &is, least, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return is;
+}
+
+/* Whether it is sure that something was not charged; the container's sums lie where a tenant can write. */
+static bool is_sure(int64_t *unpaid_ns, int64_t *doubt, int64_t more_ns, int64_t more_doubt, uint64_t rate_ppm, uint64_t *due_ns)
+{
+    int64_t unpaid = add_down_to(unpaid_ns, more_ns, too_much_ns(rate_ppm) / 1000 * LEAST_DOUBT / (VC_SURE / 1000)), is = add_down_to(doubt, more_doubt, LEAST_DOUBT);
+    if (is < VC_SURE || !__atomic_compare_exchange_n(doubt, &is, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return false;
     bool ours = __atomic_compare_exchange_n(unpaid_ns, &unpaid, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return ours ? vc_earlier((uint64_t)unpaid, MOST_DUE_NS) : 0; /* the container's lies where a tenant can write */
+    *due_ns += ours && unpaid > 0 ? vc_earlier((uint64_t)unpaid, MOST_DUE_NS) : 0;
+    return true;
 }
 
 void vc_samples_mark_until(struct vc_samples *samples, uint64_t now_ns, uint64_t until_ns)
@@ -100,14 +126,15 @@ void vc_samples_pause(struct vc_samples *samples)
 static void mark_for_longer(struct vc_samples *samples, uint64_t now_ns)
 {
     uint64_t since = samples->all_until_ns;
-    bool again = since != 0 && now_ns < since + 8 * samples->all_for_ns;
+    bool again = since != 0 && now_ns < since + REMEMBERED_TIMES * samples->all_for_ns;
     vc_samples_mark_until(samples, now_ns, now_ns + (again ? vc_later(2 * samples->all_for_ns, LEAST_FOR_NS) : LEAST_FOR_NS));
 }
 
-/* Whoever launches so much that it could hide something there is measured until that is known. */
+/* Whoever launches so much that it could hide something there is measured until that is known; and again and again where a launch is thought to take longer than it does
+ * anywhere else, since whoever can tell when it is measured may have taught that. */
 static void doubt_launches(struct vc_samples *samples, uint64_t now_ns, uint64_t launches, uint64_t whole_ns)
 {
-    samples->doubtful_ns += launches * (launch_of(samples) - samples->known_ns);
+    samples->doubtful_ns += launches * (launch_of(samples) - vc_earlier(samples->known_ns, USUAL_LAUNCH_NS));
     samples->doubtful_ns -= vc_earlier(whole_ns / DOUBTFUL_PARTS, samples->doubtful_ns);
     if (samples->doubtful_ns < DOUBTFUL_NS)
         return;
@@ -120,17 +147,46 @@ static void doubt_launches(struct vc_samples *samples, uint64_t now_ns, uint64_t
 static void look_for_late(struct vc_samples *samples, const struct vc_sample *sample, uint64_t whole_ns, uint64_t others_ns)
 {
     int64_t part = (int64_t)(whole_ns / (1 + sample->siblings));
-    samples->late_ns += (sample->busy - sample->predicted) * part - part / DRIFT_PARTS - (int64_t)(sample->beside ? others_ns : 0);
-    if (samples->late_ns < -EARLY_NS)
-        samples->late_ns = -EARLY_NS;
-    if (samples->late_ns < too_much_ns(sample->rate_ppm) / LATE_PART)
+    int64_t late = (sample->busy - sample->predicted) * part - part / DRIFT_PARTS - (int64_t)(sample->beside ? others_ns : 0);
+    if (add_down_to(&samples->late, LATE_PART * doubt_of(late, whole_ns, sample->rate_ppm), LEAST_DOUBT) < VC_SURE)
         return;
-    samples->late_ns = 0;
+    samples->late = 0;
     mark_for_longer(samples, sample->now_ns);
 }
 
-uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns, const struct vc_sample *sample)
+bool vc_samples_suspect(const struct vc_card_usage *container, uint64_t now_ns)
 {
+    uint64_t until = vc_load_relaxed(&container->all_until_ns), lasted = vc_earlier(vc_load_relaxed(&container->all_for_ns), MOST_FOR_NS);
+    return until != 0 && now_ns < until + REMEMBERED_TIMES * lasted;
+}
+
+uint64_t vc_samples_wait_ns(const struct vc_samples *samples, const struct vc_card_usage *container)
+{
+    bool often = samples->before.now_ns < samples->all_until_ns || samples->doubt > SUSPICIOUS || samples->late > SUSPICIOUS || (container && vc_load_relaxed(&container->doubt) > SUSPICIOUS);
+    return often ? VC_SAMPLE_OFTEN_NS : VC_SAMPLE_NS;
+}
+
+/* What others of the container found, and remember. */
+static void take_over(struct vc_samples *samples, const struct vc_card_usage *container, uint64_t now_ns)
+{
+    uint64_t until = vc_earlier(vc_load_relaxed(&container->all_until_ns), now_ns + MOST_FOR_NS);
+    if (until <= samples->all_until_ns)
+        return;
+    samples->all_until_ns = until;
+    samples->all_for_ns = vc_later(vc_earlier(vc_load_relaxed(&container->all_for_ns), MOST_FOR_NS), until > now_ns ? until - now_ns : 0);
+}
+
+static void tell(const struct vc_samples *samples, struct vc_card_usage *container)
+{
+    vc_raise_to(&container->all_until_ns, samples->all_until_ns);
+    vc_store_relaxed(&container->all_for_ns, samples->all_for_ns);
+    vc_store_relaxed(&container->doubt, 0);
+}
+
+uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *container, const struct vc_sample *sample)
+{
+    if (container)
+        take_over(samples, container, sample->now_ns);
     const struct vc_sample before = samples->before;
     samples->before = *sample;
     bool paused = samples->paused;
@@ -150,23 +206,34 @@ uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns
     int64_t charged = sample->charged_ns - before.charged_ns, unpaid = (int64_t)(sample->busy ? whole - siblings : 0) - charged - (int64_t)others;
     uint64_t launches = sample->launches - before.launches;
     if (sample->now_ns < samples->all_until_ns) {
+        if (sample->siblings != 0 || before.siblings != 0) /* what waits for their slices is not on its way */
+            return 0;
         bool settled = before.now_ns > samples->all_until_ns - samples->all_for_ns; /* what was charged for the samples was charged before */
         samples->excess_ns += settled ? unpaid : 0;
         samples->all_launches += launches;
-        samples->all_samples++;
+        samples->all_scatter_us2 += scatter_us2(whole, sample->rate_ppm);
         return 0;
     }
-    if (samples->all_samples != 0)
+    if (samples->all_scatter_us2 != 0)
         learn_launch(samples);
     uint64_t calls = launches * launch_of(samples) + (sample->begins - before.begins) * VC_SAMPLE_BEGIN_NS;
     doubt_launches(samples, sample->now_ns, launches, whole);
     unpaid -= (int64_t)(calls + whole / DRIFT_PARTS);
-    uint64_t due = due_of(&samples->unpaid_ns, unpaid, sample->rate_ppm);
-    if (container_unpaid_ns)
-        due += due_of(container_unpaid_ns, unpaid - (int64_t)due, sample->rate_ppm);
-    if (due == 0)
+    samples->spared_ns += launches * (launch_of(samples) - samples->known_ns) + whole / DRIFT_PARTS;
+    if (samples->doubt <= LEAST_DOUBT)
+        samples->spared_ns = 0;
+    int64_t doubt = doubt_of(unpaid, whole, sample->rate_ppm);
+    uint64_t due = 0;
+    bool sure = is_sure(&samples->unpaid_ns, &samples->doubt, unpaid, doubt, sample->rate_ppm, &due);
+    if (container)
+        sure |= is_sure(&container->unpaid_ns, &container->doubt, unpaid - (int64_t)due, sure ? 0 : doubt, sample->rate_ppm, &due);
+    if (!sure)
         return 0;
     mark_for_longer(samples, sample->now_ns);
-    samples->unpaid_ns = 0;
+    due += samples->spared_ns; /* whoever is sure to hide something has used that, too */
+    samples->unpaid_ns = samples->doubt = 0;
+    samples->spared_ns = 0;
+    if (container)
+        tell(samples, container);
     return due;
 }

@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "region/abi.h"
+
 /* What is known at one moment. */
 struct vc_sample {
     uint64_t now_ns;
@@ -28,13 +30,15 @@ struct vc_sample {
 struct vc_samples {
     struct vc_sample before;
     bool paused;          /* nobody looked since, because nothing was launched for a while */
-    int64_t unpaid_ns;    /* by how much what was seen exceeds what was charged */
-    int64_t late_ns;      /* … and, while others waited, what was predicted */
+    int64_t unpaid_ns;    /* by how much what was seen exceeds what was charged … */
+    int64_t doubt;        /* … and how little chance explains that (VC_SURE) */
+    uint64_t spared_ns;   /* what of it was taken to be launches on their way, or chance, since there was the least doubt */
+    int64_t late;         /* … and, while others waited, by how much it exceeds what was predicted */
     uint64_t believed_ns; /* what siblings may have had of what is seen next */
     uint64_t all_until_ns; /* until then everything is marked, because it did by too much */
     uint64_t all_for_ns;   /* … and for how long; by how much what was seen exceeded what was charged then: */
     int64_t excess_ns;
-    uint64_t all_launches, all_samples;
+    uint64_t all_launches, all_scatter_us2;
     uint64_t launch_ns, known_ns; /* a launch is so long on its way to the card at most, and so long by what that told */
     bool launches_learnt;         /* … if it did */
     uint64_t doubtful_ns;         /* what launches may have hidden in what lies between */
@@ -42,12 +46,20 @@ struct vc_samples {
 
 enum {
     VC_SAMPLE_NS = 1000000, /* between two of them, on average */
+    VC_SAMPLE_OFTEN_NS = 250000, /* … where something seems to be amiss: so the same is known after a quarter of the time */
+    VC_SURE = 1000000, /* chance explains such a doubt about once in ten minutes */
     VC_SAMPLE_BEGIN_NS = 6000, /* a stream is not idle from the call on, while its kernel is on its way to an idle card */
 };
 
-/* One more of them. Returns what has to be charged; then everything is to be marked until `all_until_ns`. `container_unpaid_ns`: the same sum over
- * all processes of the container, so that it does not begin anew with each; NULL: there is no other. */
-uint64_t vc_samples_add(struct vc_samples *samples, int64_t *container_unpaid_ns, const struct vc_sample *sample);
+/* One more of them. Returns what has to be charged. Everything is to be marked until `all_until_ns`, after too much of that. `container`: the same sums over
+ * all processes of it, so that they do not begin anew with each, and until when and for how long one of them had all marked; NULL: there is no other. */
+uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *container, const struct vc_sample *sample);
+
+/* How long it should be on average until the next one. */
+uint64_t vc_samples_wait_ns(const struct vc_samples *samples, const struct vc_card_usage *container);
+
+/* Whether processes of the container were found lately to do what nobody charged: a new one has all of its first seconds marked. */
+bool vc_samples_suspect(const struct vc_card_usage *container, uint64_t now_ns);
 
 /* Everything is to be marked until then, for whatever other reason. */
 void vc_samples_mark_until(struct vc_samples *samples, uint64_t now_ns, uint64_t until_ns);

@@ -251,7 +251,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
 }
 
 /* Siblings' part is what they told, where no tenant can write. */
-void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
+uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
 {
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
@@ -274,14 +274,13 @@ void vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
         .beside = policy.gated && policy.arbitrated && policy.together && !still,
         .predicted = gate->finish_ns + LATE_NS > now_ns,
     };
-    vc_samples_mark_until(&gate->samples, now_ns, vc_load_relaxed(&gate->usage->all_until_ns));
-    uint64_t due = vc_samples_add(&gate->samples, gate->turns.slots ? &gate->usage->unpaid_ns : NULL, &sample);
-    if (VC_UNLIKELY(due != 0)) {
+    struct vc_card_usage *container = gate->turns.slots ? gate->usage : NULL;
+    uint64_t due = vc_samples_add(&gate->samples, container, &sample), wait = vc_samples_wait_ns(&gate->samples, container);
+    if (VC_UNLIKELY(due != 0))
         vc_gate_charge(gate, (int64_t)due);
-        vc_raise_to(&gate->usage->all_until_ns, gate->samples.all_until_ns);
-    }
     vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
     pthread_mutex_unlock(&gate->mutex);
+    return wait;
 }
 
 void vc_gate_not_sampled(struct vc_gate *gate)

@@ -62,6 +62,8 @@ VC__OFFSET(vc_card_usage, oversold_allocations, 112);
 VC__OFFSET(vc_card_usage, turn, 120);
 VC__OFFSET(vc_card_usage, began_ns, 128);
 VC__OFFSET(vc_card_usage, open_slots, 136);
+VC__OFFSET(vc_card_usage, all_for_ns, 168);
+VC__OFFSET(vc_card_usage, doubt, 176);
 VC__OFFSET(vc_card_usage, unpaid_ns, 184);
 VC__OFFSET(vc_card_usage, all_until_ns, 192);
 

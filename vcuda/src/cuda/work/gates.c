@@ -12,7 +12,7 @@ static struct vc_gate gates[VC_MAX_PROCESS_CARDS];
 static uint32_t ready[VC_MAX_PROCESS_CARDS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* A process of which little is known yet: all that it launches first is marked, or it could end before samples are sure. */
-static const uint64_t YOUNG_NS = 250000000;
+static const uint64_t YOUNG_NS = 250000000, SUSPECTED_NS = 2000000000;
 static struct vc_slot_card nobodys_slot; /* for a process that found no free slot */
 
 static void bind_gate(struct vc_gate *gate, const struct vc_card *card, struct vc_slot *slot)
@@ -41,7 +41,8 @@ struct vc_gate *vc_gates_get(int card)
     if (!ready[card]) {
         bind_gate(&gates[card], vc_card((uint32_t)card), slot);
         uint64_t now = vc_now_ns();
-        vc_gate_mark_all(&gates[card], now, now + YOUNG_NS);
+        bool suspected = gates[card].turns.slots && vc_samples_suspect(gates[card].usage, now);
+        vc_gate_mark_all(&gates[card], now, now + (suspected ? SUSPECTED_NS : YOUNG_NS));
         vc_store_release(&ready[card], 1);
     }
     pthread_mutex_unlock(&mutex);
@@ -98,6 +99,7 @@ static const uint64_t SAMPLED_NS = 20000000;
 static struct {
     uint64_t at_ns;  /* when to look; 0: not until something is launched */
     uint64_t active_ns, launches;
+    uint64_t wait_ns; /* so long on average */
     bool due, busy;
 } sampling[VC_MAX_PROCESS_CARDS]; /* the helper's own */
 static uint64_t dice;
@@ -136,7 +138,7 @@ uint64_t vc_gates_sample_ends(void)
         if (!gate)
             continue;
         if (sampling[card].due)
-            vc_gate_sampled(gate, now, sampling[card].busy);
+            sampling[card].wait_ns = vc_gate_sampled(gate, now, sampling[card].busy);
         if (launches != sampling[card].launches || (sampling[card].due && sampling[card].busy))
             sampling[card].active_ns = now;
         sampling[card].launches = launches;
@@ -144,7 +146,7 @@ uint64_t vc_gates_sample_ends(void)
         if (at == 0 && active)
             at = now + at_random(VC_SAMPLE_NS);
         else if (sampling[card].due)
-            at = active ? now + VC_SAMPLE_NS / 2 + at_random(VC_SAMPLE_NS) : 0;
+            at = active ? now + sampling[card].wait_ns / 2 + at_random(sampling[card].wait_ns) : 0;
         if (at == 0 && sampling[card].at_ns != 0)
             vc_gate_not_sampled(gate);
         sampling[card].at_ns = at;
