@@ -63,10 +63,50 @@ static void test_debt_shuts_the_gate_until_a_chunk_is_there(void)
     CHECK(usage.credit_ns == -(int64_t)(2 * MS));
     CHECK(usage.gpu_ns == 12 * MS && slot.gpu_ns == 12 * MS);
     CHECK(ask(T, 100 * US) == VC_GATE_CREDIT);
-    CHECK(answer.refill_ns == 1 * MS);
-    CHECK_NEAR(answer.until_ns - T, 10 * MS, 10); /* 3 ms at 30 % */
-    CHECK(ask(T + 9 * MS, 100 * US) == VC_GATE_CREDIT);
-    CHECK(ask(T + 10 * MS + 10, 100 * US) == VC_GATE_GO);
+    CHECK(answer.refill_ns == 400 * US);
+    CHECK_NEAR(answer.until_ns - T, 8 * MS, 10); /* 2.4 ms at 30 % */
+    CHECK(ask(T + 7 * MS, 100 * US) == VC_GATE_CREDIT);
+    CHECK(ask(T + 8 * MS + 10, 100 * US) == VC_GATE_GO);
+}
+
+/* Each may suddenly take a thousand times as long: 20 of a kernel of 50 us were launched at once, whatever the limit, and paid for over ten times as long. */
+static void test_a_chunk_is_what_flows_in_for_a_while_or_some_operations(void)
+{
+    static const struct {
+        uint32_t cores, flags;
+        uint64_t cost_ns;
+        int64_t chunk_ns;
+    } cases[] = {{10, 0, 5 * US, 150 * US}, {10, 0, 50 * US, 200 * US}, {50, 0, 50 * US, 500 * US}, {90, 0, 2 * MS, MS}, {10, VC_CARD_SHARED, 5 * US, MS}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        start(cases[i].cores, cases[i].cores, cases[i].flags);
+        if (cases[i].flags)
+            lease(T, UINT64_MAX, T);
+        CHECK(ask(T, 12 * MS) == VC_GATE_GO);
+        CHECK(ask(T, cases[i].cost_ns) == VC_GATE_CREDIT);
+        CHECK(answer.refill_ns == cases[i].chunk_ns);
+    }
+}
+
+/* At its limit a container has nothing to lose by waiting until what should have been done is seen to be. */
+static void test_who_is_at_its_limit_launches_nothing_behind_what_is_overdue(void)
+{
+    start(50, 50, 0);
+    limits.arbiter_heartbeat_ns = T + 100 * MS;
+    CHECK(ask(T, 9 * MS) == VC_GATE_GO);
+    uint64_t launched = vc_gate_marked(&gate, answer.allowance_ns), done = T + 9 * MS + 4 * US + answer.allowance_ns;
+    CHECK(ask(done + 150 * US, 100 * US) == VC_GATE_GO);
+    CHECK(ask(done + 500 * US, 100 * US) == VC_GATE_OUTSTANDING);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 9 * MS, .estimate_ns = 9 * MS, .launched_ns = launched, .operations = 1, .measurable = true};
+    vc_gate_seen(&gate, done + 500 * US, &interval);
+    CHECK(ask(done + 500 * US, 100 * US) == VC_GATE_GO);
+    start(50, 50, 0); /* with credit it may go on for a millisecond */
+    limits.arbiter_heartbeat_ns = T + 100 * MS;
+    CHECK(ask(T, 1 * MS) == VC_GATE_GO);
+    vc_gate_marked(&gate, answer.allowance_ns);
+    done = T + MS + 4 * US + answer.allowance_ns;
+    vc_gate_overdue(&gate, done + 100 * US, done, true);
+    CHECK(ask(done + 500 * US, 100 * US) == VC_GATE_GO);
+    CHECK(ask(done + 1100 * US, 100 * US) == VC_GATE_OUTSTANDING);
 }
 
 static void test_what_was_launched_before_anybody_asked_is_charged_at_once_and_closes_the_gate(void)
@@ -502,6 +542,8 @@ int main(void)
     test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_more();
     test_limits_that_make_no_sense_give_the_guaranteed_share();
     test_debt_shuts_the_gate_until_a_chunk_is_there();
+    test_a_chunk_is_what_flows_in_for_a_while_or_some_operations();
+    test_who_is_at_its_limit_launches_nothing_behind_what_is_overdue();
     test_what_was_launched_before_anybody_asked_is_charged_at_once_and_closes_the_gate();
     test_one_unknown_operation_at_a_time_but_no_dead_lock();
     test_what_others_paid_for_does_not_make_an_operation_free();

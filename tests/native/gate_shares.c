@@ -526,6 +526,22 @@ static void test_a_queue_of_short_kernels_that_turn_long_is_bounded_and_charged(
     model_free(model);
 }
 
+/* On a card of its own a container had 45 of a kernel of 20 us in the queue when they began to take 20 ms, and paid for 0.9 s of the card: nine seconds of nothing at a limit of 10. */
+static void test_kernels_that_turn_long_are_no_debt_for_seconds(void)
+{
+    static const uint32_t caps[] = {10, 30, 50};
+    for (unsigned c = 0; c < 6; c++) {
+        struct model *model = model_new(1, true);
+        model_set_timing(model, c < 3 ? &MODEL_TIMING : &MODEL_H100_HOST);
+        model_tenant(model, caps[c % 3], caps[c % 3], false);
+        model_process(model, 0, (struct model_load){.kernel_ns = 20 * US, .slower_ns = 20 * MS, .change_ns = 50 * MS, .until_ns = 100 * S});
+        model_run(model, 5 * S);
+        CHECK_NEAR(share(model, 0, 0, 5 * S), caps[c % 3], 1);
+        CHECK_NEAR(share(model, 0, 1500 * MS, 5 * S), caps[c % 3], 2.5); /* in the middle of one or two of them */
+        model_free(model);
+    }
+}
+
 /* What is left of a lease when the next kernel is too long for it goes to the next tenant, not to nobody. */
 static void test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost(void)
 {
@@ -702,6 +718,7 @@ int main(void)
     test_leases_wait_for_long_kernels();
     test_what_a_neighbour_takes_in_advance_comes_back();
     test_a_queue_of_short_kernels_that_turn_long_is_bounded_and_charged();
+    test_kernels_that_turn_long_are_no_debt_for_seconds();
     test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost();
     test_a_card_that_cuts_no_kernel_is_divided_by_what_each_ran();
     test_without_an_arbiter_everyone_has_the_guaranteed_share();

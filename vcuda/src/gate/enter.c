@@ -20,7 +20,17 @@ static bool stalled(const struct vc_gate *gate, uint64_t now_ns)
     return now_ns >= gate->progress_ns + VC_STALL_NS * (uint64_t)(1 + gate->unseen);
 }
 
-/* After the bucket ran dry, resume with a whole chunk instead of one operation at a time. */
+/* After the bucket ran dry, resume with a whole chunk instead of one operation at a time: under leases with what others leave time for, else with what flows in within so long, or so many
+ * operations. All of them may suddenly take a thousand times as long. */
+static const uint64_t CHUNK_FLOWS_IN_NS = 1000000, CHUNK_LEAST_NS = 150000, CHUNK_OPERATIONS = 4;
+
+static int64_t chunk(uint64_t cost_ns, const struct vc_policy *policy)
+{
+    uint64_t flows_in = vc_later(CHUNK_FLOWS_IN_NS * policy->rate_ppm / VC_PPM, CHUNK_LEAST_NS);
+    uint64_t ns = policy->leased ? vc_later(cost_ns, 100000) * 20 : vc_later(CHUNK_OPERATIONS * cost_ns, flows_in);
+    return (int64_t)vc_earlier(ns, VC_CHUNK_NS);
+}
+
 static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
                            int64_t *credit, struct vc_gate_answer *answer)
 {
@@ -37,10 +47,8 @@ static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
         gate->refill_ns = 0;
         return false;
     }
-    if (gate->refill_ns == 0) {
-        uint64_t chunk = vc_later(cost_ns, 100000) * 20;
-        gate->refill_ns = (int64_t)vc_earlier(chunk, VC_CHUNK_NS);
-    }
+    if (gate->refill_ns == 0)
+        gate->refill_ns = chunk(cost_ns, policy);
     answer->refill_ns = gate->refill_ns;
     refuse(answer, VC_GATE_CREDIT, now_ns + vc_bucket_wait_ns(*credit, gate->refill_ns, policy->rate_ppm) + 1);
     return true;
@@ -118,8 +126,19 @@ bool vc_gate_beside(const struct vc_gate *gate, uint64_t now_ns)
     return until != 0 && now_ns < until + BESIDE_KEPT_NS;
 }
 
+/* Work is overdue, so the estimates are wrong, and what else is launched may take as long. While others wait their slices explain it. Whoever is at its limit loses nothing by waiting until
+ * what should have been done is seen to be. */
+static bool is_late(const struct vc_gate *gate, uint64_t now_ns, int64_t credit, const struct vc_policy *policy)
+{
+    if (policy->leased)
+        return policy->lease_end_ns == UINT64_MAX && gate->late_since_ns != 0 && now_ns > gate->late_since_ns + VC_LATE_NS;
+    bool dry = credit < VC_BUCKET_NS / 2;
+    uint64_t since = gate->late_since_ns != 0 ? gate->late_since_ns : dry ? gate->finish_ns : now_ns;
+    return now_ns > since + (dry ? VC_LATE_DRY_NS : VC_LATE_NS);
+}
+
 /* What was launched is believed to be what the estimates say only so far: then its end must be seen, whoever limits it. */
-static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns,
+static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, int64_t credit,
                            const struct vc_policy *policy, struct vc_gate_answer *answer)
 {
     if (gate->unseen == 0 || stalled(gate, now_ns))
@@ -128,10 +147,8 @@ static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
     uint64_t most = policy->leased ? vc_later(VC_UNSEEN_NS, ahead_of(gate, policy)) : VC_BUCKET_NS;
     if (policy->leased && !policy->together && !vc_gate_beside(gate, now_ns)) /* what runs beside others is seen late */
         most = vc_earlier(most, vc_later(VC_UNSEEN_TIMES * cost_ns, VC_UNSEEN_LEAST_NS));
-    bool contended = policy->leased && policy->lease_end_ns != UINT64_MAX; /* then others' slices explain it */
-    bool late = !contended && gate->late_since_ns != 0 && now_ns > gate->late_since_ns + VC_LATE_NS;
     bool many = gate->unseen >= VC_UNSEEN_MARKS;
-    if (!late && !many && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
+    if (!is_late(gate, now_ns, credit, policy) && !many && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
         return false;
     refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
     return true;
@@ -213,7 +230,7 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
     refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
     refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);
     refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, &policy, nothing_outstanding, answer));
-    refused = refused || unseen_refused(gate, now_ns, cost_ns, risk_ns, &policy, answer);
+    refused = refused || unseen_refused(gate, now_ns, cost_ns, risk_ns, credit, &policy, answer);
     if (!refused) {
         launch(gate, now_ns, cost_ns, credit, nothing_outstanding, &policy, answer);
         gate->risk_ns += risk_ns;

@@ -31,6 +31,7 @@ enum {
     VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_LATE_NS = 1000000,             /* work that is overdue for so long refutes the estimates: nothing more is launched until its end is seen */
+    VC_LATE_DRY_NS = 200000,          /* … of a container on a card of its own, whose credit is used up */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
     VC_UNWATCHED_NS = 100000000,      /* nobody looked for so long, with something outstanding: all of it is charged until somebody does */
     VC_AT_GATE = 4,                   /* threads of a process that sleep at the gate; further ones sleep behind them */
