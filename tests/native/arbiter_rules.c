@@ -97,6 +97,26 @@ static void test_what_a_stopped_process_is_charged_back_it_did_not_have(void)
     CHECK(taken[0] < 1300 * MS && taken[1] < 100 * MS);
 }
 
+/* Its helper lives and says that its work waits for a callback, and predicts nothing: whoever was beside such a one was charged a seventh too little. */
+static void test_who_waits_for_something_else_than_the_card_has_nothing_of_it(void)
+{
+    start(2);
+    tenants[0].seen.open = 1;
+    works(0, T, 0, T);
+    for (uint64_t now = T; now < T + 20 * MS; now += MS) {
+        tenants[0].seen.began_ns = VC_BEHIND | (now - MS / 5);
+        works(1, now, MS, now + 2 * MS);
+        vc_plan_decide(&plan, now);
+        CHECK(!tenants[0].still);
+    }
+    CHECK(tenants[1].others_gpu_ns == 0);
+    for (uint64_t now = T + 20 * MS; now < T + 40 * MS; now += MS) { /* it was stopped */
+        works(1, now, MS, now + 2 * MS);
+        vc_plan_decide(&plan, now);
+    }
+    CHECK(tenants[0].still && tenants[1].others_gpu_ns > 5 * MS);
+}
+
 /* Its work has no cost yet, so nothing that it predicts says that it lasts: the neighbour was charged all of the first 3 ms. */
 static void test_who_stops_behind_a_launch_of_unknown_cost_has_the_card_from_then_on(void)
 {
@@ -822,6 +842,7 @@ int main(void)
 {
     test_a_stopped_process_has_the_card_beside_others();
     test_what_a_stopped_process_is_charged_back_it_did_not_have();
+    test_who_waits_for_something_else_than_the_card_has_nothing_of_it();
     test_who_stops_behind_a_launch_of_unknown_cost_has_the_card_from_then_on();
     test_what_others_owe_may_be_saved_up();
     test_an_overdrawn_account_is_closed_until_it_is_paid();
