@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
-from scheduler_ext.engine.gangs import GangPlaces, Outlook
+from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.preempt_time import PreemptTime, Turn
 from scheduler_ext.engine.tried_nodes import HELPS, IN_VAIN, UNSURE, Stamp, Tried, TriedNodes
 from scheduler_ext.planning import victims
 from scheduler_ext.planning.evidence import CandidateCopy, CandidateNodes, Holder
+from scheduler_ext.planning.gang_places import Outlook
 from scheduler_ext.planning.victims import Proposal, Set
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason

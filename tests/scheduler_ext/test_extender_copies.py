@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext.engine import core
+from scheduler_ext.engine import questions
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain, pieces
 from scheduler_ext.protocol.extender_v1 import Victims
@@ -180,7 +180,7 @@ def test_how_full_the_cluster_is_is_summed_up_a_few_nodes_at_a_time(monkeypatch:
     """All 5,000 nodes at once held everybody up for 3 ms, twice a minute and whenever somebody looked at the page."""
     engine = engine_of({f"n{number}": 2 for number in range(NODES)}, placed("p", "n3-0", 30))
     whole, cluster = stats.use(engine.cache.cluster.whole(), engine.cache.typical()), engine.cache.cluster
-    monkeypatch.setattr(core, "_USED_AT_ONCE", 4)
+    monkeypatch.setattr(questions, "_USED_AT_ONCE", 4)
     copied, view = list[int](), cluster.view
     monkeypatch.setattr(cluster, "view", lambda rows: copied.append(len(rows)) or view(rows))
     assert engine.use() == pytest.approx(whole) and whole[0] > 0

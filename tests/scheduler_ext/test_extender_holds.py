@@ -15,7 +15,7 @@ import pytest
 
 from scheduler_ext.commands import serve
 from scheduler_ext.engine import claims as gang_claims
-from scheduler_ext.engine import core, garbage, preempt_time
+from scheduler_ext.engine import garbage, preempt_time, watched
 from scheduler_ext.engine.claim_book import ClaimBook
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.http.app import Extender
@@ -318,7 +318,7 @@ def test_a_gangs_claims_are_reserved_a_few_at_a_time_and_others_come_between(
 ) -> None:
     """1,024 pods of eight claims each kept all others waiting for 0.2 s, and for 0.02 s when their places lapsed."""
     monkeypatch.setattr(gang_claims, "_AT_ONCE", 8 * gang_claims._BOOKED)
-    monkeypatch.setattr(core, "_LOST_AT_ONCE", 8)
+    monkeypatch.setattr(watched, "_LOST_AT_ONCE", 8)
     engine, clock = engine_with(*(node(name, cards(name, 2)) for name in ("a", "b")))
     for one in (*node_slices("a", cards("a", 2)), *node_slices("b", cards("b", 2))):
         engine.see_slice(one)
