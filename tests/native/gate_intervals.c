@@ -67,6 +67,19 @@ static void test_what_varies_is_charged_by_its_time(void)
     }
 }
 
+/* Proven short, then long behind a callback: half of what a neighbour was charged meanwhile counted as unsure, so 0.7 of 13 ms were charged, each time, and nothing was learnt. */
+static void test_others_parts_excuse_no_more_than_a_few_operations(void)
+{
+    for (unsigned longer = 0; longer < 2; longer++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + (longer ? 58 : 9) * MS, .estimate_ns = 700 * US, .others_gpu_ns = (longer ? 45 : 6) * MS, .operations = 29,
+                                       .measurable = true, .behind = true};
+        struct vc_settlement settlement = vc_interval_settle(&busy, &interval, true, false);
+        CHECK(settlement.charged_ns == (longer ? 13 * MS : 700 * US));
+        CHECK(settlement.evidence == (longer ? VC_EVIDENCE_LONG_OVERLAP : VC_EVIDENCE_UPPER_BOUND));
+    }
+}
+
 /* Marked long after its end, when its thread sleeps: it pays for what it is thought to cost and covers no more, or another stream would have the rest for nothing. */
 static void test_a_pause_behind_work_covers_nothing(void)
 {
@@ -241,6 +254,7 @@ int main(void)
     test_work_waits_since_its_own_before_it_ended();
     test_no_work_begins_before_it_is_handed_over();
     test_others_parts_are_taken_off_once();
+    test_others_parts_excuse_no_more_than_a_few_operations();
     test_what_varies_is_charged_by_its_time();
     test_what_surely_varies_by_less_is_measured_too();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();

@@ -21,6 +21,9 @@ static const uint64_t MARK_TELLS_NS = 40000;
 /* Seldom before the end is expected, often behind that, less so the later it is. */
 static const uint64_t LOOK_EARLY_NS = 1000000, LOOK_LATE_NS = 200000;
 
+/* What others had within an interval is known within half of it, and within so much. */
+static const uint64_t OTHERS_UNTOLD_NS = 2 * VC_LONG_OPERATION_NS;
+
 /* A helper that runs looks again within much less. */
 static const uint64_t SEEN_LATE_NS = 2000000;
 
@@ -113,7 +116,7 @@ static bool can_be(const struct vc_interval *interval)
     bool varies = interval->risk_ns == VC_UNPROVEN_NS || (far && interval->risk_ns != 0);
     uint64_t more = interval->unclear ? 2 * estimate + SWITCHES_NS : vc_later(estimate / 2, VC_LONG_OPERATION_NS); /* a few of others' operations */
     return !interval->unknown && !varies && estimate < interval->operations * VC_LONG_OPERATION_NS &&
-           vc_interval_own(interval) <= estimate + more + interval->others_gpu_ns / 2;
+           vc_interval_own(interval) <= estimate + more + vc_earlier(interval->others_gpu_ns / 2, OTHERS_UNTOLD_NS);
 }
 
 /* Side by side: one that is hardly longer than was thought has no slice of another inside, which costs two switches
