@@ -102,6 +102,11 @@ class SchedulerCache:
         report = self.reports.get(node)
         return report.pods.get(uid) if report is not None else None
 
+    def cards_known(self, node: str) -> bool:
+        """Else nothing bounds what its manager says of pods, and their annotations say what they have until then."""
+        known = self.cluster.described(node)
+        return known is not None and bool(known.cards)
+
     def note(self, kind: str, weight: int = 1, **event: Any) -> None:
         """Tell the journal, if there is one. `weight`: how many names or objects the event holds."""
         if self.journal is not None:

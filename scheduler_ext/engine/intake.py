@@ -1,12 +1,9 @@
-"""Taking in what the API server shows: nodes, pods, quotas; and what no watch shows, the expiry of assumptions."""
+"""What becomes of the book when pods and quotas are shown; and what no watch shows, the expiry of assumptions."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from scheduler_ext.engine import garbage
@@ -19,23 +16,18 @@ from scheduler_ext.state import objects, unschedulable
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.lines import Lines
 from scheduler_ext.state.notices import CARD_OVERBOOKED, INVALID_QUOTAS, Notice
-from scheduler_ext.state.pace import Pace
 from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.state.pods import ENDED_SECONDS, HELD, Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
 from vcuda.logs import fields
 from vcuda.spec import request, resize
-from vcuda.spec.bookings import Report, Use
-from vcuda.spec.errors import InvalidRequest, Reason
-from vcuda.spec.placement import MOST_BLOCKS
+from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.request import PodRequest
-from vcuda.spec.units import CORES_PER_CARD
 
 DELETED, EXPIRED = "deleted", "expired"
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
 _MOST_ENDED = 512  # pods that stay booked after their end: filter may look at all of them at once
-_TOLD_SECONDS = 300.0  # between two words about reports of a node that can't be read
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
 
@@ -43,16 +35,13 @@ Wishes = tuple[PodRequest, Shape] | InvalidRequest  # the last: why no card can 
 
 
 class Intake:
-    """What the watches feed."""
+    """What the watches of pods and of the quotas' ConfigMap feed; nodes are taken in by Nodes."""
 
     def __init__(
         self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption, resizes: Resizes, held: Held
     ) -> None:
         self._cache, self._gangs, self._preemption, self._resizes = cache, gangs, preemption, resizes
         self._held = held
-        self._refused: dict[str, float] = {}  # nodes with a report that can't be read, and when that was last told
-        self._pace = Pace(cache.clock)
-        self._late: dict[str, tuple[str, int]] = {}  # by node: its newest report, which is read later
         self._lines = Lines(cache.clock)
         self._looked = False  # for garbage among what the first lists have left
 
@@ -66,142 +55,11 @@ class Intake:
             self._cache.unschedulable.free()  # the places of an extender that is gone
             garbage.look_at_all()
 
-    # --- nodes and quotas ---
-
-    def see_node(self, data: Mapping[str, Any]) -> str:
-        """See Engine.see_node."""
-        seen, cluster, quotas = objects.node(data, self._cache.names), self._cache.cluster, self._cache.quotas
-        known = cluster.described(seen.name)
-        # A manager writes its report there with every pod that comes or goes: mostly only that is new.
-        as_before = known is not None and known.cards == seen.cards and quotas.labels(seen.name) == seen.labels
-        with contextlib.nullcontext() if as_before else quotas.recounted(seen.name):
-            quotas.describe(seen.name, seen.labels, seen.cards)
-            cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
-        self._cache.plugins.set_node(seen.name, seen.plugins)
-        if not as_before:
-            self._cache.unschedulable.free()
-        self._see_report(seen.name, seen.bookings, objects.version(data))
-        self._cache.note("node", node=data)
-        return seen.name
-
-    def _see_report(self, node: str, text: object, version: int) -> None:
-        """At once, or where reading those of this node takes too much, the newest one a little later."""
-        if isinstance(text, str) and not self._pace.may(node):
-            self._late[node] = text, version
-            return
-        self._late.pop(node, None)
-        with self._pace.of(node):
-            report, wrong = objects.report(text)
-            if wrong:
-                self._refuse_report(node, wrong)
-            else:
-                before, back = self._cache.reports.get(node), self._held.went_back(node, version)
-                report = self._bounded(node, report)
-                self._take_report(node, report, back=back)
-                self._held.look(node, before, back=back)
-
-    def _bounded(self, node: str, report: Report | None) -> Report | None:
-        """A manager that lies gives no pod more than the node has: the quotas of namespaces count what it says."""
-        known = self._cache.cluster.described(node)
-        total = {card.uuid: card.memory_blocks for card in (known.cards if known is not None else None) or ()}
-        most = max(total.values(), default=MOST_BLOCKS)
-
-        def bounded(use: Use) -> Use:
-            cards = sorted(use, key=lambda uuid: uuid not in total)[: len(total)] if len(use) > len(total) > 0 else use
-            return {
-                uuid: (min(use[uuid][0], CORES_PER_CARD), min(use[uuid][1], total.get(uuid, most))) for uuid in cards
-            }
-
-        if report is None or all(bounded(use) == use for use in report.pods.values()):
-            return report
-        return replace(report, pods={uid: bounded(use) for uid, use in report.pods.items()})
-
-    def _cards_known(self, node: str) -> bool:
-        """Else nothing bounds what its manager says of pods, and their annotations say what they have until then."""
-        known = self._cache.cluster.described(node)
-        return known is not None and bool(known.cards)
-
-    def late(self) -> list[str]:
-        """The nodes whose newest report was not read yet."""
-        self._pace.forget_idle()
-        return list(self._late)
-
-    def read_late(self, node: str) -> None:
-        """If that is its turn now."""
-        if node in self._late:
-            self._see_report(node, *self._late[node])
-
-    def _refuse_report(self, node: str, problem: str) -> None:
-        """A report that can't be read lets go of nothing: the last one that could be stays in force."""
-        now = self._cache.clock()
-        if now - self._refused.get(node, -math.inf) < _TOLD_SECONDS:
-            return
-        self._refused[node] = now
-        text = f"node {node}: {problem}; the last one that could be read stays in force"
-        reason = Reason.INVALID_INVENTORY
-        _log.warning("%s", text, extra=fields(node=node, reason=reason))
-        self._cache.notices.put(Notice("Node", "", node, node, reason, text))
-
-    def _take_report(self, node: str, report: Report | None, *, back: bool = False) -> None:
-        """What its owner could have written is replaced by what the pod was given. `back`: it lets go of nothing."""
-        pods = self._cache.pods
-        if report is None:
-            self._cache.reports.pop(node, None)
-            self._lose_ended(node)
-            return
-        before, self._cache.reports[node] = self._cache.reports.get(node), report
-        if not back:
-            self._lose_ended(node, report.pods)
-        if report != before and not back:  # its manager is alive, and says that they go on
-            for uid in self._cache.ended.keys() & report.pods.keys():
-                if (record := pods.get(uid)) is not None and record.node == node:
-                    self._cache.ended[uid] = self._cache.clock()
-        for uid, use in report.pods.items() if self._cards_known(node) else ():
-            record = pods.get(uid)
-            if record is None or record.node != node or record.source is not Source.ANNOTATION:
-                continue
-            cards = resize.most(use, self._cache.resizing.get(uid, {}))
-            if record.usage.cards != cards:
-                self._distrust(record)
-            usage = record.usage._replace(cards=cards, unplaced=False)
-            if usage != record.usage:
-                self._cache.unschedulable.free()
-            pods.put(replace(record, usage=usage, source=Source.MANAGER))
-        self._resizes.report(node, report)
-
-    def _lose_ended(self, node: str, reported: Collection[str] = ()) -> None:
-        """Free what pods held that have ended, but for those that the node's manager still reports."""
-        for uid in self._cache.ended.keys() - reported:
-            if (record := self._cache.pods.get(uid)) is not None and record.node == node:
-                self.lose_pod(uid)
-
-    def _distrust(self, record: Record) -> None:
-        self._cache.metrics.distrusted.inc()
-        if (left_out := self._lines.may(record.namespace)) is None:
-            return
-        _log.warning(
-            "pod %s/%s: its placement annotation is not what its node gave it; what it holds stays booked%s",
-            record.namespace, record.name, left_out,
-            extra=fields(pod=f"{record.namespace}/{record.name}", uid=record.uid, node=record.node),
-        )  # fmt: skip
-
-    def lose_node(self, name: str) -> None:
-        before = self._cache.reports.pop(name, None)
-        self._cache.differences.pop(name, None)
-        self._refused.pop(name, None)
-        self._late.pop(name, None)
-        self._cache.plugins.set_node(name, frozenset())
-        self._lose_ended(name)
-        self._held.went_back(name, 0)
-        self._held.look(name, before)
-        with self._cache.quotas.recounted(name):
-            self._cache.quotas.forget_node(name)
-            self._cache.cluster.remove_node(name)
-        self._cache.note("node_gone", name=name)
-
     def expect_late_writes(self, seconds: float) -> None:
         """See Engine.expect_late_writes."""
         self._cache.inherited_until = self._cache.clock() + seconds
+
+    # --- quotas ---
 
     def expect_quotas(self) -> None:
         self._cache.unsynced.add("quotas")
@@ -366,7 +224,7 @@ class Intake:
                 # What was written at Bind is what the node's manager obeyed: nobody who may edit the pod later moves
                 # its booking.
                 if not self._resizes.explains(old, pod):
-                    self._distrust(old)
+                    self.distrust(old)
                 old.annotation = mark
                 return
         ours = old if old is not None and old.written is not None and (old.node, old.written) == (node, text) else None
@@ -423,12 +281,23 @@ class Intake:
             and (old.attempted or old.state in _WRITTEN)
         ):
             wrong, usage, source = seen.usage.cards != old.usage.cards, old.usage, Source.BIND
-        elif given is not None and self._cards_known(node):
+        elif given is not None and self._cache.cards_known(node):
             wrong, usage = seen.usage.cards != given, usage._replace(cards=given, unplaced=False)
             source = Source.MANAGER
         if wrong:
             self._cache.metrics.distrusted.inc()
         return seen.request, usage, source
+
+    def distrust(self, record: Record) -> None:
+        """A pod's placement annotation does not say what it holds."""
+        self._cache.metrics.distrusted.inc()
+        if (left_out := self._lines.may(record.namespace)) is None:
+            return
+        _log.warning(
+            "pod %s/%s: its placement annotation is not what its node gave it; what it holds stays booked%s",
+            record.namespace, record.name, left_out,
+            extra=fields(pod=f"{record.namespace}/{record.name}", uid=record.uid, node=record.node),
+        )  # fmt: skip
 
     def _tell_overbooked(self, uid: str, metadata: Mapping[str, Any], node: str, usage: Usage) -> None:
         """A pod that came past us, with a node and a placement of its own, has taken what others hold."""

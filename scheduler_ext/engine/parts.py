@@ -16,6 +16,7 @@ from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.held import Held
 from scheduler_ext.engine.intake import Intake
+from scheduler_ext.engine.nodes import Nodes
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes
 from scheduler_ext.engine.simulation import Simulation
@@ -55,6 +56,7 @@ class Parts:
         self._pod_events = None if texts is None else texts("object")
         held = Held(cache)
         self._intake = Intake(cache, self._gangs, self._preemption, self._resizes, held)
+        self._nodes = Nodes(cache, self._intake, self._resizes, held)
         self._filter = Filter(cache, chooser, self._gangs, self._intake, held)
         self._bindings = Bindings(cache, chooser, self._filter, held)
 

@@ -43,15 +43,15 @@ class Watched(Parts):
     def see_node(self, data: Mapping[str, Any]) -> str:
         """Take in a Node as listed or watched. Returns its name."""
         with self._lock:
-            return self._intake.see_node(data)
+            return self._nodes.see_node(data)
 
     def lose_node(self, name: str) -> None:
         with self._lock:
-            self._intake.lose_node(name)
+            self._nodes.lose_node(name)
 
     def keep_nodes(self, names: Collection[str]) -> None:
         """A complete list of nodes was seen: forget all others."""
-        self._lose_others(list(self.cache.cluster.index), set(names), self._intake.lose_node)
+        self._lose_others(list(self.cache.cluster.index), set(names), self._nodes.lose_node)
 
     def _lose_others(self, there: Sequence[_T], listed: Set[_T], lose: Callable[[_T], None]) -> None:
         """Forget of those there what is not listed, a few at a time: of 48,000 pods that is 0.4 s."""
@@ -143,8 +143,8 @@ class Watched(Parts):
     def read_late(self) -> None:
         """Read the reports of nodes that cost too much; see Intake."""
         with self._lock:
-            late = self._intake.late()
+            late = self._nodes.late()
         for node in late:
             with self._lock:
-                self._intake.read_late(node)
+                self._nodes.read_late(node)
             time.sleep(BETWEEN)

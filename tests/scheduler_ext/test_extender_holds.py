@@ -304,7 +304,7 @@ def test_what_a_list_shows_no_more_is_forgotten_a_few_at_a_time(monkeypatch: pyt
         return lose
 
     monkeypatch.setattr(engine._intake, "lose_pod", noted("pods", engine._intake.lose_pod))
-    monkeypatch.setattr(engine._intake, "lose_node", noted("nodes", engine._intake.lose_node))
+    monkeypatch.setattr(engine._nodes, "lose_node", noted("nodes", engine._nodes.lose_node))
     engine.keep_pods([f"{name}-0" for name in names], 2000.0)
     engine.keep_nodes(names[:10])
     assert sum(holds["pods"].values()) == 3 * len(names) and sum(holds["nodes"].values()) == len(names) - 10

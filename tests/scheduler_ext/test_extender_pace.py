@@ -39,7 +39,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def paced(*names: str, read: list[str]) -> tuple[Engine, Clock]:
     engine, clock = engine_with(*(node(name, cards(name, 1)) for name in names))
-    engine._intake._pace.spent = lambda: COST * len(read)
+    engine._nodes._pace.spent = lambda: COST * len(read)
     return engine, clock
 
 
