@@ -324,6 +324,15 @@ static void capture_toggled(struct place *place)
     driver("cuLaunchKernel")(function_of(place, "spin_20ms"), 1, 1, 1, 32, 1, 1, 0, place->streams[1], NULL, NULL);
 }
 
+/* Between captures in quick succession nobody is sure to ask. */
+static void long_behind_a_short_one_beside_captures(struct place *place)
+{
+    static pthread_t thread;
+    if (place->round == 0)
+        pthread_create(&thread, NULL, toggle_capture, place->streams[1]);
+    long_behind_a_short_one(place);
+}
+
 /* What was launched without a mark is asked about while the stream joins another one's capture, which must not be lost by that. */
 static void capture_joined(struct place *place)
 {

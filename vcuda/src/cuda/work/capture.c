@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "base/atomic.h"
+#include "base/clock.h"
 #include "base/fork.h"
 #include "cuda/driver/cards.h"
 #include "cuda/work/visit.h"
@@ -15,6 +17,8 @@ static struct {
 } captures[MOST_CAPTURES];
 static unsigned count;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t latest_ns; /* when one began */
+static const uint64_t LATELY_NS = 100000000;
 
 static void forked(void)
 {
@@ -63,8 +67,15 @@ uint64_t vc_capture_under_way(CUstream stream)
     return id + 1;
 }
 
+bool vc_capture_lately(void)
+{
+    uint64_t latest = vc_load_relaxed(&latest_ns);
+    return latest != 0 && vc_now_ns() < latest + LATELY_NS;
+}
+
 void vc_capture_begins(CUstream stream)
 {
+    vc_store_relaxed(&latest_ns, vc_now_ns());
     CUcontext context = NULL;
     vc_real.cuCtxGetCurrent(&context);
     pthread_mutex_lock(&mutex);

@@ -20,6 +20,9 @@ bool vc_capture_lets_ask(CUstream stream);
  * that is no other's, not even its own. */
 uint64_t vc_capture_under_way(CUstream stream);
 
+/* Whether one began so lately that they may come in quick succession: between them nobody can be sure to ask what was launched without a mark. */
+bool vc_capture_lately(void);
+
 /* A capture is about to begin on this stream of the current context: from the driver's first moment on nobody may touch it. */
 void vc_capture_begins(CUstream stream);
 /* It is over, or did not begin. */

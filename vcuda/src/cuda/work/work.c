@@ -239,7 +239,7 @@ static bool begin_here(struct vc_work *work)
         return true;
     }
     /* What is left there nobody could ask about; a thread's own stream only the thread can. */
-    lane->lane.mark_all = vc_visit_captures() || work->stream == CU_STREAM_PER_THREAD || is_hosted(lane) || vc_gate_marks_all(lane->lane.gate);
+    lane->lane.mark_all = vc_visit_captures() || vc_capture_lately() || work->stream == CU_STREAM_PER_THREAD || is_hosted(lane) || vc_gate_marks_all(lane->lane.gate);
     if (VC_UNLIKELY(lane->lane.behind))
         look_behind(lane);
     wait_for_go(work);
