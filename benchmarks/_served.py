@@ -17,7 +17,7 @@ from pathlib import Path
 
 from localcluster import certificates
 from localcluster.certificates import Certificate
-from scheduler_ext.http import hpack
+from scheduler_ext.http.http2 import hpack
 
 
 class Connection:

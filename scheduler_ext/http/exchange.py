@@ -19,6 +19,7 @@ SILENT_SECONDS = 30.0  # before the first one: Go opens connections ahead; each 
 IDLE_SECONDS = 75.0  # between two requests: kube-scheduler keeps its connections
 UNREAD_SECONDS = 30.0  # that a client may take before it reads more of an answer
 END_SECONDS = 5.0  # that answers under way have at the end
+BODILESS = ("GET", "HEAD")  # whose requests have no body
 
 
 def date(second: int) -> bytes:
@@ -55,19 +56,19 @@ class Later(Generic[_T]):
     """What is given later, once, from the loop; without a task, which would be one more turn of it."""
 
     def __init__(self) -> None:
-        self._given: _T | None = None
+        self.given: _T | None = None
         self._wanted: Callable[[_T], None] | None = None
 
     def give(self, what: _T) -> None:
-        self._given = what
+        self.given = what
         if self._wanted is not None:
             self._wanted(what)
 
     def then(self, wanted: Callable[[_T], None]) -> None:
         """Who is told; at once, if it is there."""
         self._wanted = wanted
-        if self._given is not None:
-            wanted(self._given)
+        if self.given is not None:
+            wanted(self.given)
 
 
 def error(status: int, message: str, *, close: bool = False) -> Answer:
@@ -94,3 +95,10 @@ class Application(Protocol):
         """What is said when there was no room for a body for too long."""
 
     def answer(self, request: Request) -> Answer | Awaitable[Answer] | Later[Answer]: ...
+
+
+def too_long(application: Application, method: str, path: str, size: int | None) -> Answer:
+    """What is said of a body of `size` bytes that is not read; None if that is not known."""
+    if method in BODILESS:
+        return error(400, f"{method} {path:.80} takes no body", close=True)
+    return application.too_long(size)

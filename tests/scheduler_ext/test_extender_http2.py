@@ -14,11 +14,12 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_ext.http import exchange, hpack, http2
+from scheduler_ext.http import exchange
 from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.exchange import Later, Request
-from scheduler_ext.http.http2 import Http2Connection
+from scheduler_ext.http.http2 import hpack, streams
+from scheduler_ext.http.http2.connection import Http2Connection
 from scheduler_ext.http.room import Room
 from tests.scheduler_ext.test_extender_server import Application
 from tests.scheduler_ext.test_extender_writing import certificate
@@ -380,7 +381,7 @@ def test_a_peer_that_sends_many_frames_at_once_lets_others_in_between() -> None:
 def test_a_ping_is_answered_and_keeps_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         peer = Peer()
         peer.send(request(1))
         await peer.soon()
@@ -399,7 +400,7 @@ def test_a_ping_is_answered_and_keeps_nothing_open(monkeypatch: pytest.MonkeyPat
 def test_what_does_not_come_in_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         application = Application()
         application.too_slow = lambda: exchange.error(400, "slow", close=True)  # type: ignore[attr-defined]
         peer = Peer(application)
@@ -696,7 +697,7 @@ def test_what_is_reset_behind_an_answer_that_nobody_reads_is_gone() -> None:
         for number in range(3, 803, 2):
             peer.send(request(number, body=b"x") + frame(RESET, 0, number, bytes(4)))
             await asyncio.sleep(0)
-        assert not peer.connection._ready and len(peer.connection._streams) == 1
+        assert not peer.connection._streams.ready and len(peer.connection._streams.live) == 1
         assert peer.room.take_now(1 << 20)
 
     run(work)
@@ -773,7 +774,7 @@ def test_what_is_given_up_while_it_is_carried_out_takes_no_request_its_place() -
         while not peer.transport.reads:
             await asyncio.sleep(0.001)
         await peer.soon()
-        assert len(later) == http2._MOST_GIVEN_UP < 600  # what goes on is bounded all the same
+        assert len(later) == streams.MOST_GIVEN_UP < 600  # what goes on is bounded all the same
         peer.send(request(1201) + frame(RESET, 0, 1201, bytes(4)))
         assert [(kind, stream) for kind, _, stream, _ in await peer.soon()] == [(RESET, 1201)]
         later[0].give(exchange.Answer(200, b"late"))
@@ -798,7 +799,7 @@ def test_whose_requests_are_refused_and_reset_again_and_again_is_sent_away() -> 
             if peer.transport.closed:
                 break
             await asyncio.sleep(0)
-        assert code_of(peer.said()) == CALM and number < 2 * (http2._MOST_GIVEN_UP + 600)
+        assert code_of(peer.said()) == CALM and number < 2 * (streams.MOST_GIVEN_UP + 600)
 
     run(work)
 
@@ -835,10 +836,10 @@ def test_heads_are_bounded_one_by_one_and_together() -> None:
         for number in range(1, 200, 2):
             peer.send(request(number, "/" + 1000 * "x"))
         await asyncio.sleep(0.3)
-        assert peer.connection._head_bytes <= 64 * 1024 and not peer.connection._rest
-        assert len(peer.connection._streams) < 70
+        assert peer.connection._streams._head_bytes <= 64 * 1024 and not peer.connection._rest
+        assert len(peer.connection._streams.live) < 70
         assert {kind for kind, *_ in peer.said()} == {RESET}
-        assert not peer.connection._heads
+        assert not peer.connection._heads._known
 
         for path in ("/" + 1100 * "x", "/?" + 1100 * "x"):
             peer = Peer()
@@ -882,8 +883,8 @@ def test_heads_that_cost_much_give_others_their_turn() -> None:
 @pytest.mark.parametrize("crossing", [RESET, WINDOW, DATA, HEADERS], ids=["reset", "window", "body", "head"])
 def test_what_crosses_our_farewell_costs_nobody_his_answer(crossing: int) -> None:
     async def work() -> None:
-        peer = Peer()
-        peer.send(request(1, "/slow"))
+        peer = Peer(Held())
+        peer.send(request(1))
         await peer.soon()
         peer.connection.finish()
         known = hpack.encoded(b":method", b"POST") + b"\x87\x84" + b"\x40\x01a\x01b"  # it goes into the table
@@ -894,7 +895,7 @@ def test_what_crosses_our_farewell_costs_nobody_his_answer(crossing: int) -> Non
         peer.send(request(3) + sent[crossing] if crossing != HEADERS else sent[crossing])
         frames = await peer.soon()
         assert [kind for kind, *_ in frames] == [GOAWAY] and not peer.transport.closed
-        await asyncio.sleep(0.15)
+        peer.application.later[0].give(exchange.Answer(200, b"slow"))
         assert peer.answers(peer.said()) == {1: (b"200", b"slow")} and peer.transport.closed
 
     run(work)
@@ -903,7 +904,7 @@ def test_what_crosses_our_farewell_costs_nobody_his_answer(crossing: int) -> Non
 def test_who_gives_up_an_answer_that_he_does_not_read_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         peer = Peer(Held())
         peer.send(NO_WINDOW + request(1))
         await peer.soon()
@@ -922,7 +923,7 @@ def test_who_gives_up_an_answer_that_he_does_not_read_goes_on(monkeypatch: pytes
 def test_who_reads_nothing_is_left_whatever_he_says(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         peer = Peer(Held())
         peer.send(request(1) + NO_WINDOW + request(3) + request(5))
         await peer.soon()
@@ -953,7 +954,7 @@ def test_no_crumb_of_room_keeps_an_answer_or_what_waits_behind_it(monkeypatch: p
 
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         peer = Peer(room=2000)
         peer.send(NO_WINDOW + request(1, "/" + 100 * "x"))
         await peer.soon()
@@ -978,7 +979,7 @@ def test_no_crumb_of_room_keeps_an_answer_or_what_waits_behind_it(monkeypatch: p
 def test_a_large_answer_has_as_much_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         peer = Peer()
         peer.send(request(1, "/large"))
         await peer.soon()
@@ -998,7 +999,7 @@ def test_a_large_answer_has_as_much_more_time(monkeypatch: pytest.MonkeyPatch) -
 def test_what_waits_for_its_turn_in_time_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         peer = Peer()
         peer.send(NO_WINDOW + request(1))
         await peer.soon()
@@ -1036,7 +1037,7 @@ def test_no_connection_has_all_room() -> None:
 def test_who_is_too_slow_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         application = Application()
         application.too_slow = lambda: exchange.error(400, "slow", close=True)  # type: ignore[attr-defined]
         peer = Peer(application, room=2000)
@@ -1071,7 +1072,7 @@ def test_bodies_that_wait_for_their_turn_hold_their_room() -> None:
                 peer.send(frame(HEADERS, HEAD_ENDS, number, head(content_length="1000")))
                 for part in parts:
                     peer.send(frame(DATA, ENDS if part is parts[-1] else 0, number, part))
-            assert list(peer.connection._ready) == [7, 9] and not peer.room.take_now(501)
+            assert list(peer.connection._streams.ready) == [7, 9] and not peer.room.take_now(501)
             assert (
                 dict(peer.decoder.decode(next(p for k, _, s, p in peer.said() if (k, s) == (HEADERS, 11))))[b":status"]
                 == b"503"
@@ -1091,9 +1092,10 @@ def test_a_cut_connection_keeps_nothing() -> None:
             frame(HEADERS, HEAD_ENDS, 5, head()) + frame(DATA, 0, 5, bytes(500)) + frame(DATA, 0, 5, bytes(500))[:400]
         )
         one = peer.connection
-        held = [one._streams[number] for number in (1, 3, 5)]
+        held = [one._streams.live[number] for number in (1, 3, 5)]
         one.connection_lost(None)
-        assert not (one._streams or one._ready or one._bodies or one._blocked or one._heads or one._rest)
+        there = one._streams
+        assert not (there.live or there.ready or there.bodies or one._sending.blocked or one._heads._known or one._rest)
         assert not any(stream.body or stream.left or stream.head for stream in held)
         one.late(), one.abort()  # as the server may that looked before
 
@@ -1105,7 +1107,7 @@ def test_a_body_of_crumbs_is_kept_once() -> None:
         peer = Peer()
         peer.send(frame(HEADERS, HEAD_ENDS, 1, head()) + 600 * frame(DATA, 0, 1, b"x"))
         await peer.soon()
-        assert peer.connection._streams[1].body == 600 * b"x"
+        assert peer.connection._streams.live[1].body == 600 * b"x"
         peer.send(frame(DATA, ENDS, 1, b"y"))
         assert peer.answers(await peer.soon())[1] == (b"200", b"/x||" + 600 * b"x" + b"y")
 
@@ -1115,7 +1117,7 @@ def test_a_body_of_crumbs_is_kept_once() -> None:
 def test_a_head_without_its_end_has_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         now = [100.0]
-        monkeypatch.setattr(http2.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
         peer = Peer()
         peer.send(frame(HEADERS, 0, 1, head()))
         for _ in range(2):

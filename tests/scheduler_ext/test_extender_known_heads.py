@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from scheduler_ext.http.exchange import Answer, Request
+from scheduler_ext.http.http1 import Connection
 from scheduler_ext.http.room import Room
-from scheduler_ext.http.server import Connection, Server
+from scheduler_ext.http.server import Server
 
 HEAD = b"POST /scheduler/%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nAccept-Encoding: gzip\r\n%b\r\n"
 MORE = (

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ import uvloop
 from scheduler_ext.http import exchange, strangers
 from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import ServerCertificate
-from scheduler_ext.http.exchange import Answer, Request, error
+from scheduler_ext.http.exchange import Answer, Later, Request, error
 from tests.scheduler_ext.test_extender_writing import certificate
 
 Work = Callable[[asyncio.StreamReader, asyncio.StreamWriter, servers.Server], Awaitable[None]]
@@ -53,11 +54,12 @@ class Application:
         return Answer(200, b"slow")
 
 
-def serve(work: Work, *, open_to_strangers: bool = False) -> None:
+def serve(work: Work, application: Any = None, *, open_to_strangers: bool = False) -> None:
+    application = application or Application()
+
     async def whole() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         address = listener.getsockname()
-        application = cast(Any, Application())
         if open_to_strangers:
             server = servers.Server(application, socket.create_server(("127.0.0.1", 0)), None, (application, listener))
         else:
@@ -112,30 +114,48 @@ def applications(server: servers.Server) -> Application:
     return cast(Application, cast(Any, server)._served[0][0])
 
 
+class Held(Application):
+    """`/slow` answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow: Later[Answer] = Later()
+
+    def answer(self, request: Request) -> Any:
+        if request.path != "/slow":
+            return super().answer(request)
+        self.slow = Later()
+        return self.slow
+
+
 def test_bodies_that_wait_for_their_turn_hold_their_room_and_no_more_are_read() -> None:
     """They held none: nine of the largest size on each connection."""
 
     async def work(reader: Any, writer: Any, server: Any) -> None:
-        for known in (False, True):
+        async def has(left: int) -> None:
+            async with asyncio.timeout(5):
+                while room.left != left:
+                    await asyncio.sleep(0.001)
+
+        application, (connection,) = cast(Held, applications(server)), server.connections
+        room = connection._room._room
+        for _ in range(2):
             writer.write(post("/slow"))
-            await asyncio.sleep(0.02)
-            (connection,) = server.connections
-            room = connection._room._room
-            for left in (3000, 2000, 2000, 2000):
+            for left in (3000, 2000):
                 writer.write(post("/a", 1000 * b"x"))
-                await asyncio.sleep(0.01)
-                assert room.left == left, known
+                await has(left)
+            writer.write(2 * post("/a", 1000 * b"x"))
+            await asyncio.sleep(0.02)
+            assert room.left == 2000
+            application.slow.give(Answer(200, b"slow"))
             assert [len((await answer(reader))[1]) for _ in range(5)] == [4, *4 * [1004]]
             assert room.left == 4000
-        writer.write(post("/slow"))
-        await asyncio.sleep(0.02)
-        writer.write(post("/a", 1000 * b"x"))
-        await asyncio.sleep(0.01)
+        writer.write(post("/slow") + post("/a", 1000 * b"x"))
+        await has(3000)
         writer.transport.abort()
-        await asyncio.sleep(0.01)
-        assert room.left == 4000
+        await has(4000)
 
-    serve(work)
+    serve(work, Held())
 
 
 def test_of_many_small_requests_in_one_packet_a_few_are_taken_in() -> None:
@@ -148,11 +168,12 @@ def test_of_many_small_requests_in_one_packet_a_few_are_taken_in() -> None:
         await asyncio.sleep(0.05)
         (connection,) = server.connections
         assert 8 < len(connection._ready) < 40 and len(connection._rest) > 50_000
+        cast(Held, applications(server)).slow.give(Answer(200, b"slow"))
         bodies = [(await answer(reader))[1] for _ in range(4002)]
         assert bodies == [b"slow", *4000 * [b"/a||"], b"/b||" + 900 * b"x"]
         assert not connection._rest
 
-    serve(work)
+    serve(work, Held())
 
 
 def test_who_sends_many_requests_at_once_lets_others_in_between() -> None:
@@ -253,7 +274,7 @@ def test_of_too_many_strangers_the_oldest_make_room(monkeypatch: pytest.MonkeyPa
 def test_strangers_together_have_a_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And each of them its turn, which is a small one."""
     clock = [0.0]
-    monkeypatch.setattr(strangers.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     order: list[str] = []
 
     class One:
@@ -274,8 +295,9 @@ def test_strangers_together_have_a_part_of_the_time(monkeypatch: pytest.MonkeyPa
     async def work() -> None:
         began = asyncio.get_running_loop().time()
         known.begin()
-        clock[0] += 0.003
+        clock[0] += 60.0
         assert not known.rested()
+        known._owed = 0.003
         greedy, other = One("greedy", 20), One("other", 1)
         for one in (greedy, greedy, greedy, other):
             known.wait(one)

@@ -18,8 +18,9 @@ import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
-from scheduler_ext.http import exchange
+from scheduler_ext.http import exchange, http1
 from scheduler_ext.http import server as servers
+from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.main import main
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_writing import certificate
@@ -141,14 +142,14 @@ class Listening:
     def __init__(self, pair: Pair | None = None) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
-        chosen = servers.ServerCertificate(str(pair[0]), str(pair[1])) if pair else None
+        chosen = ServerCertificate(str(pair[0]), str(pair[1])) if pair else None
         self.server = servers.Server(cast(Any, self), self.listener, chosen)
 
     def refuse(self, *_: object) -> None:
         return None
 
-    def answer(self, request: servers.Request) -> servers.Answer:
-        return servers.Answer(200, str(len(request.body)).encode())
+    def answer(self, request: exchange.Request) -> exchange.Answer:
+        return exchange.Answer(200, str(len(request.body)).encode())
 
     async def __aenter__(self) -> Listening:
         self.task = asyncio.create_task(self.server.run_until_stopped(catch_signals=False))
@@ -252,7 +253,7 @@ def test_all_descriptors_that_are_allowed_are_used() -> None:
 
 def test_bodies_in_flight_are_bounded(api: FakeApi, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty of 31 MiB took 885 MB."""
-    monkeypatch.setattr(servers, "_ROOM_SECONDS", 0.2)
+    monkeypatch.setattr(http1, "_ROOM_SECONDS", 0.2)
     extender = start(body_bytes=1000)
     held = []
     for _ in range(4):
