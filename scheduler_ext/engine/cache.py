@@ -14,6 +14,7 @@ import numpy as np
 from scheduler_ext.engine.metrics import Metrics
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
+from scheduler_ext.scoring.second_choice import SecondChoices
 from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state.ahead import Ahead
 from scheduler_ext.state.cluster import Cluster, Ints
@@ -73,7 +74,7 @@ class SchedulerCache:
         self.quotas = Quotas(self.cluster)
         self.unschedulable = UnschedulablePods(clock)
         self.pods = PodCache(self.cluster, changed=self.quotas.count, unheard=self.unschedulable.free)
-        self.scores = Scores()
+        self.scores, self.second = Scores(), SecondChoices()
         self.workload = Workload()
         self.decisions = Decisions()
         self.nominations = Nominations()

@@ -28,6 +28,7 @@ _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
 class Choice(NamedTuple):
     """`row`: the chosen one; `rows`: those asked for; `codes` of these, if needed; `quota`: which one closed some.
 
+    `picks`: of the chosen row, where a quota closes the table's own. `unsure`: there may be such, but time was short.
     `refusal`: why the pod gets no node although it fits. `unplanned`: nothing is decided before its gang is planned.
     """
 
@@ -37,6 +38,8 @@ class Choice(NamedTuple):
     quota: str = ""
     refusal: tuple[AnyReason, str] | None = None
     unplanned: bool = False
+    picks: Sequence[int] | None = None
+    unsure: bool = False
 
     @property
     def lacks_room(self) -> bool:
@@ -58,26 +61,35 @@ class Chooser:
         table = self._cache.table(shape)
         choice = self.choose(table, names, asked.namespace)
         if choice.row is not None:
-            self.assume(asked, shape, table, choice.row, priority)
+            self.assume(asked, shape, table, choice, priority)
         return choice
 
     def choose(self, table: Table, names: Sequence[str], namespace: str) -> Choice:
         cache, cluster = self._cache, self._cache.cluster
         limited = cache.quotas.of(namespace)
         rows = cache.rows(names)
-        closed, quota = None, ""
+        closed, quota, picks, sure = None, "", None, True
         if limited:
             known = rows >= 0
             closed = np.zeros(len(rows), np.bool_)
             closed[known], quota = cache.quotas.closed(namespace, table, rows[known])
         row = scores.cheapest(table, cluster, rows if closed is None else rows[known & ~closed])
+        if row is None and closed is not None and closed.any():
+            there = np.unique(rows[closed])
+            row, picks, sure = cache.second.best(cluster, cache.quotas, namespace, table, there, cache.typical())
+            closed &= rows != (-1 if row is None else row)
         if row is not None and len(names) > EXPLAINED_NODES:
-            return Choice(row, rows, None, quota)
+            return Choice(row, rows, None, quota, picks=picks)
         codes = np.where(rows >= 0, table.code[rows], _UNKNOWN_NODE)
-        return Choice(row, rows, codes if closed is None else np.where(closed, _QUOTA, codes), quota)
+        codes = codes if closed is None else np.where(closed, _QUOTA, codes)
+        return Choice(row, rows, codes, quota, picks=picks, unsure=not sure)
 
-    def assume(self, asked: PodRequest, shape: Shape, table: Table, row: int, priority: int) -> Record:
-        chosen = placement_of(asked, self._cache.cluster.cards[row], table.picks[row].tolist())
+    def assume(self, asked: PodRequest, shape: Shape, table: Table, choice: Choice, priority: int) -> Record:
+        """Where a choice says."""
+        row = choice.row
+        assert row is not None
+        picks = table.picks[row].tolist() if choice.picks is None else list(choice.picks)
+        chosen = placement_of(asked, self._cache.cluster.cards[row], picks)
         usage = Usage(placement.peak_use(asked, chosen), shape.cpu_milli, shape.memory_bytes)
         record = Record(
             asked.uid, asked.namespace, asked.name, self._cache.cluster.names[row], usage, State.ASSUMED,

@@ -143,19 +143,20 @@ class Filter:
             return Verdict(refusal=choice.refusal, curable=curable)
         offered = packed(rows, len(self._cache.cluster))
         clock = self._cache.cluster.clock
-        self._decided(decision(clock, counts=counts, offered=offered, quota=quota))
+        self._decided(decision(clock, counts=counts, offered=offered, quota=quota), unsure=choice.unsure)
         return Verdict(
             None, None if codes is None else codes.tolist(), quota=quota, whys=self._whys(names, rows, codes)
         )
 
-    def _decided(self, one: Decision) -> None:
+    def _decided(self, one: Decision, *, unsure: bool = False) -> None:
         self._cache.decisions.add(one)
         again = unschedulable.of(one, self._cache.clock()) if one.node is None else None
         if again is None:
             self._cache.unschedulable.drop(one.uid)
         else:
             self._cache.unschedulable.put(again)
-            if one.shape is not None and one.refusal is None and self._cache.scores.unsure(one.shape):
+            unsure |= one.shape is not None and one.refusal is None and self._cache.scores.unsure(one.shape)
+            if unsure:
                 self._cache.unschedulable.look_on(one.uid, self._cache.clock())
 
     def _choice(

@@ -206,11 +206,13 @@ class GangPlaces:
         if plan is not None:
             # What changed since is looked for anew: so is what would be beside this pod, if it goes elsewhere now.
             since = self._cache.cluster.changed > plan.clock
-            own = Place(choice.row, scores.use_of(self._cache.cluster, self._cache.table(shape), choice.row))
+            own = Place(
+                choice.row, scores.use_of(self._cache.cluster, self._cache.table(shape), choice.row, choice.picks)
+            )
             since[choice.row] |= own != plan.own
             places = [None if since[place.row] else place for place in plan.places]
             still = _Planned(plan.wishes, places, plan.held == self._cache.quotas.held(gang.namespace))
-        self._chooser.assume(asked, shape, self._cache.table(shape), choice.row, priority)
+        self._chooser.assume(asked, shape, self._cache.table(shape), choice, priority)
         lacking = self._reserve(gang, shape, names, priority, still)
         if lacking:
             self._cache.pods.release(asked.uid)
@@ -236,7 +238,7 @@ class GangPlaces:
         if choice is None or choice.row is None:
             self._dissolve(gang)
             return None
-        self._chooser.assume(asked, shape, self._cache.table(shape), choice.row, priority)
+        self._chooser.assume(asked, shape, self._cache.table(shape), choice, priority)
         self._reserved(gang, anew=True)
         return choice
 
@@ -307,12 +309,12 @@ class GangPlaces:
 
     def _choose_there(self, asked: PodRequest, shape: Shape, names: Sequence[str], node: str) -> Choice | None:
         table = self._cache.table(shape)
-        row = self._chooser.choose(table, [node], asked.namespace).row
-        if row is None:
+        there = self._chooser.choose(table, [node], asked.namespace)
+        if (row := there.row) is None:
             return None
         rows = self._cache.rows(names)
         codes = np.where(rows >= 0, table.code[rows], CODE_OF[ExtenderReason.UNKNOWN_NODE])
-        return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None)
+        return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None, picks=there.picks)
 
     def _reserve(self, gang: Gang, shape: Shape, names: Sequence[str], priority: int, planned: _Planned | None) -> int:
         """Reserve as many places as the gang lacks. Returns how many could not be had; then none is added.

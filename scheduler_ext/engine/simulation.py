@@ -12,6 +12,7 @@ from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, REFUSALS, ExtenderReason
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Table
+from scheduler_ext.scoring.second_choice import SecondChoices
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state import objects, templates
 from scheduler_ext.state.cluster import Cluster, Ints
@@ -54,7 +55,8 @@ class Simulation:
         asked, shape = cache.asked(pod)
         known = [name for name in names if name in cache.cluster.index]
         with self._chooser.passing(asked.uid, objects.priority(pod)):
-            found = _reasons(known, cache.rows(known), cache.table(shape), asked.namespace, cache.quotas)
+            its = cache.cluster, cache.quotas, asked.namespace, cache.table(shape), cache.rows(known), cache.typical()
+            found = _reasons(known, cache.second, *its)
         own = cache.pods.get(asked.uid)
         if own is not None and own.node in found:
             found[own.node] = ""  # it has its place there
@@ -78,14 +80,19 @@ class Simulation:
                 continue
             candidates.labels[name] = read.labels
             candidates.cluster.set_node(name, read.cards, read.cpu_milli, read.memory_bytes)
-        names, table = candidates.cluster.names, Table(candidates.shape)
-        table.refresh(candidates.cluster, candidates.typical)
-        rows = np.arange(len(names))
-        return found | _reasons(names, rows, table, candidates.asked.namespace, candidates.quotas)
+        cluster, table = candidates.cluster, Table(candidates.shape)
+        table.refresh(cluster, candidates.typical)
+        its = cluster, candidates.quotas, candidates.asked.namespace, table, np.arange(len(cluster)), candidates.typical
+        return found | _reasons(cluster.names, SecondChoices(), *its)
 
 
-def _reasons(names: Sequence[str], rows: Ints, table: Table, namespace: str, quotas: Quotas) -> dict[str, str]:
+def _reasons(
+    names: Sequence[str], second: SecondChoices, cluster: Cluster, quotas: Quotas, namespace: str, table: Table,
+    rows: Ints, typical: Typical,
+) -> dict[str, str]:  # fmt: skip
     closed, quota = quotas.closed(namespace, table, rows)
+    for one in second.look(cluster, quotas, namespace, table, rows[closed], typical)[0]:
+        closed &= ~np.isin(rows, one.rows)
     codes = np.where(closed, _QUOTA, table.code[rows]).tolist()
     said = REFUSALS.copy()
     said[FITS] = ""

@@ -116,5 +116,8 @@ class Waking:
         table = book.scores.table(shape, book.cluster, book.typical())
         if book.quotas.of(one.namespace):
             closed, _ = book.quotas.closed(one.namespace, table, rows)
-            rows = rows[~closed]
+            shut, rows = rows[closed], rows[~closed]
+            if not one.of_claims and scores.cheapest(table, book.cluster, rows) is None:
+                its = book.cluster, book.quotas, one.namespace, table, shut, book.typical()
+                return bool(self._cache.second.look(*its)[0])
         return scores.cheapest(table, book.cluster, rows) is not None

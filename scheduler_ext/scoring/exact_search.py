@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler_ext.state.shape import Shape
 from vcuda._native import ffi, lib
@@ -19,6 +19,20 @@ MOST_IN_ALL = 20_000  # for all that one request looks at while others wait: abo
 MOST_AHEAD = 100_000  # for a pass over all nodes between other requests: about 10 ms
 
 Card = tuple[int, int, int]  # free cores, free blocks, all blocks; an unusable card has none of any
+
+
+class Limits(NamedTuple):
+    """How much a pod may book together on some of a node's cards; at most MOST_LIMITS of them.
+
+    `rooms`: of each limit the cores, blocks and whole cards. `counted`: by card a bit for each limit that counts it.
+    """
+
+    rooms: tuple[int, ...]
+    counted: Sequence[int]
+
+
+MOST_LIMITS = 63
+NO_LIMIT = 2**62
 
 
 class Budget:
@@ -50,11 +64,21 @@ def _steps(shape: Shape) -> Any:
     return ffi.new("struct vc_step[]", list(named))
 
 
-def _search(shape: Shape, cards: Sequence[Card], budget: Budget) -> list[int] | None:
+def search_within(shape: Shape, cards: Sequence[Card], limits: Limits, budget: Budget) -> tuple[list[int] | None, bool]:
+    """The same where what the pod books is limited, too. Remembers nothing."""
+    found = _search(shape, cards, budget, limits)
+    return found, tuple(cards) not in budget.cut
+
+
+def _search(shape: Shape, cards: Sequence[Card], budget: Budget, limits: Limits | None = None) -> list[int] | None:
+    held, within = [], ffi.NULL
+    if limits is not None:
+        held = [ffi.new("int64_t[]", limits.rooms), ffi.new("int64_t[]", list(limits.counted))]
+        within = ffi.new("struct vc_rooms *", [len(limits.rooms) // 3, *held])
     left, picks = ffi.new("int64_t *", min(MOST_STEPS, budget.left)), ffi.new("int64_t[]", shape.columns)
     spent = max(0, left[0])
     free = ffi.new("struct vc_free[]", cards)
-    found = lib.vc_fit_exactly(_steps(shape), len(shape.steps), free, len(cards), left, picks)
+    found = lib.vc_fit_exactly(_steps(shape), len(shape.steps), free, len(cards), within, left, picks)
     if found < 0:
         raise MemoryError("no memory to look for cards in")
     budget.left -= spent - left[0]

@@ -196,6 +196,14 @@ def _second_look(
     return True
 
 
+def cost_of(shape: Shape, cluster: Cluster, row: int, picks: Sequence[int], typical: Typical) -> float:
+    """What these picks cost on a row of the cluster."""
+    cores, blocks = peaks(shape, cluster.total_blocks[row : row + 1], np.array([picks], np.int64))
+    structs = _of_cluster(cluster).pointer, _typical(typical).pointer, _wish(shape).pointer
+    cost: float = lib.vc_cost_of(*structs, row, _pointer(cores), _pointer(blocks))
+    return cost
+
+
 def fragmentation(view: View, typical: Typical) -> Floats:
     """[rows]: how many cards' worth of each node's free cards the expected typical pod can't use."""
     rows = np.arange(len(view.rows))

@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from scheduler_ext.scoring import placing
+from scheduler_ext.scoring.exact_search import NO_LIMIT
 from scheduler_ext.scoring.reported import Amounts, Reported, blocks_of
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
@@ -347,6 +348,28 @@ class Quotas:
                     return f"{quota} may hold {limit} {name}, the others hold {held}, and this pod would hold {more}"
         return ""
 
+    def rooms(self, namespace: str) -> Ints:
+        """[quotas, 3]: the cores, blocks and whole cards that each of a namespace's quotas leaves; below 0 where it was
+        lowered.
+        """
+        quotas = self._quotas.get(namespace, ())
+        limits = [[NO_LIMIT if limit is None else limit for limit in quota.limits] for quota in quotas]
+        held = [self._held(quota, position) for position, quota in enumerate(quotas)]
+        return np.array(limits, np.int64).reshape(-1, 3) - np.array(held, np.int64).reshape(-1, 3)
+
+    def counting(self, namespace: str, rows: Ints) -> Iterator[Bools]:
+        """For each of a namespace's quotas, one after the other, which cards of some rows count: [rows, cards]."""
+        cluster = self._cluster
+        for quota in self._quotas.get(namespace, ()):
+            found = np.ones((len(rows), cluster.model.shape[1]), np.bool_)
+            if quota.models:
+                known = np.array([model in quota.models for model in cluster.models] or [False], np.bool_)
+                found &= known[cluster.model[rows]]
+            if quota.nodes:
+                covered = [self._covers(quota, cluster.names[row]) for row in rows.tolist()]
+                found &= np.array(covered, np.bool_)[:, None]
+            yield found
+
     def closed(self, namespace: str, table: Table, rows: Ints) -> tuple[Bools, str]:
         """Which rows, where the pod would fit, a quota closes to it; and which quota, for people."""
         cluster = self._cluster
@@ -358,15 +381,8 @@ class Quotas:
         there = rows[fitting]
         cores, blocks = placing.peaks(table.shape, cluster.total_blocks[there], table.picks[there])
         amounts = np.stack((cores, blocks, placing.whole(table.shape, cores, table.picks[there])))
-        for position, quota in enumerate(quotas):
-            counts = cores > 0
-            if quota.models:
-                known = np.array([model in quota.models for model in cluster.models] or [False], np.bool_)
-                counts &= known[cluster.model[there]]
-            if quota.nodes:
-                counts &= np.array([self._covers(quota, cluster.names[row]) for row in there.tolist()], np.bool_)[
-                    :, None
-                ]
+        for position, (quota, counting) in enumerate(zip(quotas, self.counting(namespace, there), strict=True)):
+            counts = (cores > 0) & counting
             wanted = np.where(counts, amounts, 0).sum(axis=2)
             used = self._held(quota, position)
             for index, limit in enumerate(quota.limits):

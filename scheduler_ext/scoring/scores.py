@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -100,6 +100,10 @@ class Table:
     def unsure(self) -> bool:
         """Whether rows are refused that are yet to be searched."""
         return bool(self._cut.any())
+
+    def accepted(self, cluster: Cluster, rows: Ints) -> Bools | None:
+        """[k, cards]: the cards of some rows that count; None: all."""
+        return self._allowed(self.shape, cluster, rows)
 
     def _size(self) -> int:
         return sum(array.nbytes for array in (*self.plan, self._at, self._cut)) + self.shape.filter_bytes + _LEAST_BYTES
@@ -227,10 +231,11 @@ def cheapest(table: Table, cluster: Cluster, rows: Ints) -> int | None:
     return placing.cheapest(table.cost, cluster.order, rows)
 
 
-def use_of(cluster: Cluster, table: Table, row: int) -> Usage:
-    """What a table's shape books with its picks on a row."""
+def use_of(cluster: Cluster, table: Table, row: int, picks: Sequence[int] | None = None) -> Usage:
+    """What a table's shape books on a row, with its picks there or with others."""
     shape, here = table.shape, np.array([row])
-    cores, blocks = placing.peaks(shape, cluster.total_blocks[here], table.picks[here])
+    its = table.picks[here] if picks is None else np.array([picks], np.int64)
+    cores, blocks = placing.peaks(shape, cluster.total_blocks[here], its)
     use = {
         card.uuid: (int(cores[0, column]), int(blocks[0, column]))
         for column, card in enumerate(cluster.cards[row])

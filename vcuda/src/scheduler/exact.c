@@ -2,11 +2,15 @@
  *
  * Greed takes the containers in their order: a share on the emptiest card can leave no untouched card for the next one, though
  * both fit. Here whole cards and large shares are placed first, the fullest cards are tried first, of cards that are alike now
- * only how many are taken, and what can't work any more is left early.
+ * only how many are taken, and what can't work any more is left early. Under limits on the peaks of some cards, as a quota for one
+ * model is, init containers are tried on all cards, too: elsewhere a place of theirs takes no room from anybody.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "scheduler/policy.h"
+
+#define ROOM(columns) (5 * (columns) + 1) /* of one level, and the peaks before its init container */
 
 /* The cards that one step may take, in groups of those that are alike, and how many it takes of each now. */
 struct level {
@@ -19,11 +23,13 @@ struct level {
 struct search {
     const struct vc_step *steps;
     const struct vc_free *cards;
+    const struct vc_rooms *limits;
     int64_t count, columns, standing, left;
-    int64_t *order;          /* of the steps that keep running: who is placed first */
+    int64_t *order;          /* of the steps that keep running: who is placed first; then the init containers */
     int64_t *at;             /* where each step's picks begin */
     int64_t *cores, *blocks; /* free now */
     int64_t *then_cores, *then_blocks; /* free while an init container runs; behind these are the cards that it may have */
+    int64_t *peaks;          /* of init containers: cores of all cards, then blocks; under limits */
     int64_t *room;           /* of all levels */
     int64_t *picks;
 };
@@ -109,35 +115,84 @@ static void sort_steps(struct search *search)
             search->order[place] = search->order[place - 1];
         search->order[place] = number;
     }
+    for (int64_t number = 0, place = search->standing; number < search->count; number++)
+        if (search->steps[number].init)
+            search->order[place++] = number;
 }
 
-/* By what is free of two cards, and their memory: below 0, 0 or above, as of `strcmp`. */
-static int64_t compare(const struct search *search, int64_t one, int64_t other)
+/* Whether what is picked so far is within all limits; what comes only adds to it. */
+static int within(const struct search *search)
 {
+    const struct vc_rooms *limits = search->limits;
+
+    for (int64_t number = 0; limits != NULL && number < limits->count; number++) {
+        int64_t sums[3] = {0};
+
+        for (int64_t column = 0; column < search->columns; column++) {
+            int64_t cores = search->cards[column].cores - search->cores[column];
+            int64_t blocks = search->cards[column].blocks - search->blocks[column];
+
+            if (!(limits->counted[column] >> number & 1))
+                continue;
+            if (cores < search->peaks[column])
+                cores = search->peaks[column];
+            if (blocks < search->peaks[search->columns + column])
+                blocks = search->peaks[search->columns + column];
+            sums[0] += cores;
+            sums[1] += blocks;
+            sums[2] += cores >= VC_CARD_CORES;
+        }
+        for (int amount = 0; amount < 3; amount++)
+            if (sums[amount] > 0 && sums[amount] > limits->rooms[3 * number + amount])
+                return 0;
+    }
+    return 1;
+}
+
+/* By what is free of two cards, their memory and what limits count: below 0, 0 or above, as of `strcmp`. `init`: for a container
+ * beside which less stands. */
+static int64_t compare(const struct search *search, int init, int64_t one, int64_t other)
+{
+    int64_t columns = search->columns;
+
     if (search->cores[one] != search->cores[other])
         return search->cores[one] - search->cores[other];
     if (search->blocks[one] != search->blocks[other])
         return search->blocks[one] - search->blocks[other];
-    return search->cards[one].total_blocks - search->cards[other].total_blocks;
+    if (search->limits == NULL || search->cards[one].total_blocks != search->cards[other].total_blocks)
+        return search->cards[one].total_blocks - search->cards[other].total_blocks;
+    if (search->limits->counted[one] != search->limits->counted[other])
+        return search->limits->counted[one] - search->limits->counted[other];
+    if (!init)
+        return 0;
+    if (search->peaks[one] != search->peaks[other])
+        return search->peaks[one] - search->peaks[other];
+    if (search->peaks[columns + one] != search->peaks[columns + other])
+        return search->peaks[columns + one] - search->peaks[columns + other];
+    if (search->then_cores[one] != search->then_cores[other])
+        return search->then_cores[one] - search->then_cores[other];
+    return search->then_blocks[one] - search->then_blocks[other];
 }
 
 /* The groups of cards that a step may take, the fullest first. */
 static struct level level_of(const struct search *search, int64_t depth, const struct vc_step *step)
 {
-    int64_t *room = search->room + depth * (3 * search->columns + 1), found = 0;
+    const int64_t *cores = step->init ? search->then_cores : search->cores;
+    const int64_t *blocks = step->init ? search->then_blocks : search->blocks;
+    int64_t *room = search->room + depth * ROOM(search->columns), found = 0;
     struct level level = {room, room + search->columns, room + 2 * search->columns + 1, 0};
 
     for (int64_t column = 0; column < search->columns; column++) {
-        if (!fits(step, &search->cards[column], search->cores[column], search->blocks[column]))
+        if (!fits(step, &search->cards[column], cores[column], blocks[column]))
             continue;
         int64_t place = found++;
 
-        for (; place > 0 && compare(search, level.columns[place - 1], column) > 0; place--)
+        for (; place > 0 && compare(search, step->init, level.columns[place - 1], column) > 0; place--)
             level.columns[place] = level.columns[place - 1];
         level.columns[place] = column;
     }
     for (int64_t place = 0; place < found; place++)
-        if (place == 0 || compare(search, level.columns[place - 1], level.columns[place]) != 0)
+        if (place == 0 || compare(search, step->init, level.columns[place - 1], level.columns[place]) != 0)
             level.first[level.groups++] = place;
     level.first[level.groups] = found;
     return level;
@@ -180,19 +235,14 @@ static void book(struct search *search, const struct vc_step *step, const int64_
     }
 }
 
-/* The cards for one init container, beside the sidecars that have started before: of those that it may have the fullest,
- * since it costs nothing where the others stand already. */
-static int place_init(struct search *search, int64_t number)
+/* What is free while an init container runs, beside the sidecars that have started before. */
+static void free_beside_sidecars(struct search *search, int64_t sidecars)
 {
-    const struct vc_step *step = &search->steps[number];
-    int64_t *picks = search->picks + search->at[number], *fitting = search->then_blocks + search->columns, found = 0;
-    int64_t before = 0;
-
     for (int64_t column = 0; column < search->columns; column++) {
         search->then_cores[column] = search->cards[column].cores;
         search->then_blocks[column] = search->cards[column].blocks;
     }
-    for (int64_t other = 0; other < search->count && before < step->sidecars_before; other++) {
+    for (int64_t other = 0, before = 0; other < search->count && before < sidecars; other++) {
         const struct vc_step *beside = &search->steps[other];
         const int64_t *theirs = search->picks + search->at[other];
 
@@ -204,6 +254,15 @@ static int place_init(struct search *search, int64_t number)
             search->then_blocks[theirs[each]] -= blocks_of(beside, &search->cards[theirs[each]]);
         }
     }
+}
+
+/* The cards for one init container: of those that it may have the fullest, since it costs nothing where the others stand already. */
+static int place_init(struct search *search, int64_t number)
+{
+    const struct vc_step *step = &search->steps[number];
+    int64_t *picks = search->picks + search->at[number], *fitting = search->then_blocks + search->columns, found = 0;
+
+    free_beside_sidecars(search, step->sidecars_before);
     for (int64_t column = 0; column < search->columns; column++) {
         if (!fits(step, &search->cards[column], search->then_cores[column], search->then_blocks[column]))
             continue;
@@ -228,6 +287,14 @@ static int place_init(struct search *search, int64_t number)
 
 static int place(struct search *search, int64_t depth);
 
+/* The picks of one choice of a level's groups. */
+static void pick(const struct level *level, int64_t *picks)
+{
+    for (int64_t group = 0; group < level->groups; group++)
+        for (int64_t taken = 0; taken < level->taken[group]; taken++)
+            *picks++ = level->columns[level->first[group] + taken];
+}
+
 /* Try what a step may take, one choice after the other, with all that come after it. */
 static int place_step(struct search *search, int64_t depth)
 {
@@ -239,20 +306,53 @@ static int place_step(struct search *search, int64_t depth)
         return 0;
     take_first(&level, 0, step->cards);
     do {
-        int64_t each = 0;
-
         if (search->left == 0)
             return 0;
         search->left--;
-        for (int64_t group = 0; group < level.groups; group++)
-            for (int64_t taken = 0; taken < level.taken[group]; taken++)
-                picks[each++] = level.columns[level.first[group] + taken];
+        pick(&level, picks);
         book(search, step, picks, -1);
-        int found = place(search, depth + 1);
+        int found = within(search) && place(search, depth + 1);
 
         book(search, step, picks, 1);
         if (found)
             return 1;
+    } while (take_next(&level));
+    return 0;
+}
+
+/* The same for an init container under limits: only its peak is seen later. */
+static int place_init_within(struct search *search, int64_t depth)
+{
+    int64_t number = search->order[depth], *picks = search->picks + search->at[number], columns = search->columns;
+    int64_t *before = search->room + depth * ROOM(columns) + 3 * columns + 1;
+    const struct vc_step *step = &search->steps[number];
+
+    free_beside_sidecars(search, step->sidecars_before);
+    struct level level = level_of(search, depth, step);
+
+    if (level.first[level.groups] < step->cards)
+        return 0;
+    memcpy(before, search->peaks, 2 * (size_t)columns * sizeof *before);
+    take_first(&level, 0, step->cards);
+    do {
+        if (search->left == 0)
+            return 0;
+        search->left--;
+        pick(&level, picks);
+        free_beside_sidecars(search, step->sidecars_before);
+        for (int64_t each = 0; each < step->cards; each++) {
+            const struct vc_free *card = &search->cards[picks[each]];
+            int64_t cores = card->cores - search->then_cores[picks[each]] + step->cores;
+            int64_t blocks = card->blocks - search->then_blocks[picks[each]] + blocks_of(step, card);
+
+            if (cores > search->peaks[picks[each]])
+                search->peaks[picks[each]] = cores;
+            if (blocks > search->peaks[columns + picks[each]])
+                search->peaks[columns + picks[each]] = blocks;
+        }
+        if (within(search) && place(search, depth + 1))
+            return 1;
+        memcpy(search->peaks, before, 2 * (size_t)columns * sizeof *before);
     } while (take_next(&level));
     return 0;
 }
@@ -262,34 +362,38 @@ static int place(struct search *search, int64_t depth)
 {
     if (depth < search->standing)
         return place_step(search, depth);
-    for (int64_t number = 0; number < search->count; number++)
-        if (search->steps[number].init && !place_init(search, number))
+    if (search->limits != NULL)
+        return depth == search->count || place_init_within(search, depth);
+    for (; depth < search->count; depth++)
+        if (!place_init(search, search->order[depth]))
             return 0;
     return 1;
 }
 
-int vc_fit_exactly(const struct vc_step *steps, int64_t count, const struct vc_free *cards, int64_t columns, int64_t *left,
-                   int64_t *picks)
+int vc_fit_exactly(const struct vc_step *steps, int64_t count, const struct vc_free *cards, int64_t columns,
+                   const struct vc_rooms *limits, int64_t *left, int64_t *picks)
 {
-    size_t numbers = 2 * (size_t)count + 5 * (size_t)columns + (size_t)count * (3 * (size_t)columns + 1);
+    size_t numbers = 2 * (size_t)count + 7 * (size_t)columns + (size_t)count * ROOM((size_t)columns);
     int64_t *memory = malloc(numbers * sizeof *memory);
 
     if (memory == NULL)
         return -1;
     struct search search = {
-        .steps = steps, .cards = cards, .count = count, .columns = columns, .left = *left > 0 ? *left : 0,
+        .steps = steps, .cards = cards, .limits = limits, .count = count, .columns = columns, .left = *left > 0 ? *left : 0,
         .order = memory, .at = memory + count, .cores = memory + 2 * count, .picks = picks,
     };
 
     search.blocks = search.cores + columns;
     search.then_cores = search.blocks + columns;
     search.then_blocks = search.then_cores + columns;
-    search.room = search.then_blocks + 2 * columns;
+    search.peaks = search.then_blocks + 2 * columns;
+    search.room = search.peaks + 2 * columns;
     for (int64_t number = 0, at = 0; number < count; at += steps[number++].cards)
         search.at[number] = at;
     for (int64_t column = 0; column < columns; column++) {
         search.cores[column] = cards[column].cores;
         search.blocks[column] = cards[column].blocks;
+        search.peaks[column] = search.peaks[columns + column] = 0;
     }
     sort_steps(&search);
     int found = possible(&search) && place(&search, 0);
