@@ -1,5 +1,6 @@
 /* What stopped, dead and resting processes have on the card, and who pays for it. */
 #include "gate_fixture.h"
+#include "gate/lane.h"
 
 /* Two processes of a container; `one` has launched something of unknown cost. */
 static struct vc_usage region_usage;
@@ -265,8 +266,36 @@ static void test_a_process_that_rests_has_nothing_on_the_card(void)
     CHECK(vc_gate_rest(&one, T + 4 * MS, &opened) == UINT64_MAX && !vc_abandoned_is_open(one.usage, 0));
 }
 
+/* A stream was destroyed, by another thread than the one that launched there: what it had launched without a mark was charged by estimate, and once more in the interval of the stream that ran
+ * beside it. */
+static void test_what_was_charged_without_a_mark_is_paid_for_where_its_lane_ends(void)
+{
+    for (unsigned late = 0; late <= 1; late++) {
+        struct vc_lane lane;
+        struct vc_lane_step step;
+        struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x77 + late, 1, 1));
+        start(50, 50, 0);
+        vc_lane_init(&lane, &gate);
+        vc_estimate_set(estimate, 400 * US);
+        for (unsigned i = 0; i < VC_PROVEN_TIMES; i++)
+            vc_estimate_learn(estimate, 400 * US, 400 * US, 400 * US, VC_EVIDENCE_CLEAN);
+        vc_lane_ask(&lane, estimate, T, T, &answer, &step);
+        CHECK(answer.reason == VC_GATE_GO);
+        vc_lane_opened(&lane, true);
+        vc_lane_launched(&lane, estimate, &answer, &step);
+        CHECK(!step.mark_after);
+        vc_lane_end(&lane, T + (late ? 500 : 200) * US);
+        uint64_t charged = usage.gpu_ns;
+        CHECK_NEAR(charged, 400 * US, US);
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + 1600 * US, .operations = 1, .unknown = true, .measurable = true};
+        vc_gate_seen(&gate, T + 1600 * US, &interval);
+        CHECK_NEAR(usage.gpu_ns - charged, (late ? 1600 : 1400) * US, 10 * US); /* of its 0.4 ms what was still to come */
+    }
+}
+
 int main(void)
 {
+    test_what_was_charged_without_a_mark_is_paid_for_where_its_lane_ends();
     test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_when_it_runs_again();
     test_what_siblings_are_charged_for_a_stopped_process_is_not_theirs();
     test_who_sees_late_that_its_work_ended_has_siblings_parts_by_the_time();

@@ -117,7 +117,7 @@ static void *application(void *argument)
         if (tried % 50 == 49)
             vc_estimate_reset(&process->estimates[0]);
     }
-    vc_lane_end(&lane);
+    vc_lane_end(&lane, vc_now_ns());
     vc_sub(&running, 1);
     return NULL;
 }

@@ -209,6 +209,9 @@ void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns);
 /* An end mark was reached (or lost: measurable = false). Settles the charge and renews the prediction. */
 struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
 
+/* What passes between the two was charged for, though no interval tells of it. */
+void vc_gate_pays(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns);
+
 /* The clock that places intervals was wrong, as is known now: where those lie that were paid for is not known any more. */
 void vc_gate_clock_moved(struct vc_gate *gate);
 

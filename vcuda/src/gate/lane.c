@@ -15,9 +15,12 @@ void vc_lane_init(struct vc_lane *lane, struct vc_gate *gate)
     lane->gate = gate;
 }
 
-void vc_lane_end(struct vc_lane *lane)
+void vc_lane_end(struct vc_lane *lane, uint64_t now_ns)
 {
     vc_lane_fold(lane);
+    uint64_t charged = lane->operations != 0 ? lane->estimate_ns : 0, until = lane->finish_ns;
+    if (until > now_ns)
+        vc_gate_pays(lane->gate, until - vc_earlier(charged, until - now_ns), until);
 }
 
 /* Streams that run beside each other are measured all the time: what an interval says is then the process's, not the stream's, and what

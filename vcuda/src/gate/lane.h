@@ -96,8 +96,9 @@ static inline bool vc_lane_pass(struct vc_lane *lane, struct vc_estimate *estima
 }
 
 void vc_lane_init(struct vc_lane *lane, struct vc_gate *gate);
-/* Gives back its permit. */
-void vc_lane_end(struct vc_lane *lane);
+/* Gives back its permit. What it launched without a mark behind it was charged by estimate, and no interval will tell what it took: until it should be done that time is paid for, whichever
+ * stream's interval lies there. */
+void vc_lane_end(struct vc_lane *lane, uint64_t now_ns);
 
 /* Give back what is left of the permit. */
 void vc_lane_fold(struct vc_lane *lane);

@@ -298,6 +298,13 @@ void vc_gate_mark_all(struct vc_gate *gate, uint64_t now_ns, uint64_t until_ns)
     pthread_mutex_unlock(&gate->mutex);
 }
 
+void vc_gate_pays(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    vc_busy_add(&gate->busy, from_ns, to_ns);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
 void vc_gate_clock_moved(struct vc_gate *gate)
 {
     pthread_mutex_lock(&gate->mutex);

@@ -43,7 +43,7 @@ VC_AT_FORK(forked);
 static void drop_lane(struct vc_stream_lane *lane, bool fold)
 {
     if (fold) {
-        vc_lane_end(&lane->lane);
+        vc_lane_end(&lane->lane, vc_now_ns());
         vc_mark_release(lane->open);
         vc_mark_release(lane->before);
         vc_tracker_release(lane->tracker);
