@@ -85,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """`strangers`: those to whom it belongs unless it shows a certificate."""
         self._strangers = strangers
+        self.peer = ""  # a stranger's address
         self._server, self._application, self._room = server, application, room.part()
         self._buffer = server.buffer
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -129,6 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._client is not None:
             self._trust()
         elif self._strangers is not None:
+            self.peer = str((transport.get_extra_info("peername") or ("",))[0])
             if tls is not None:
                 self._transport.set_read_buffer_limits(UNREAD_BYTES)
             self._strangers.enter(self)

@@ -6,39 +6,79 @@ import asyncio
 import time
 from typing import Protocol
 
-MOST = 1000  # connections; the oldest make room
+MOST = 1000  # connections; the oldest of the address that has the most make room
 UNREAD_BYTES = 32 * 1024  # of each that the kernel keeps for us, and the TLS layer as many again
 _PART, _AHEAD = 0.25, 0.002  # of the time; seconds at once, which is how long others wait
 _READ = 30e-6  # seconds: a read costs that before we see it
 
 
 class Stranger(Protocol):
-    """A connection of one. `turn`: it waited for it."""
+    """A connection of one. `peer`: the address that it comes from. `turn`: it waited for it."""
+
+    peer: str
 
     def turn(self) -> None: ...
     def abort(self) -> None: ...
 
 
-class Strangers:
-    """Those at one port. Who has had its part of the time waits in a line in which each turn is a small one."""
+class ByPeer:
+    """Connections by the address that they come from: one address that has many takes nothing from the others."""
 
     def __init__(self) -> None:
-        self._connections: dict[Stranger, None] = {}  # the oldest first
-        self._line: dict[Stranger, None] = {}  # in which each stands once
+        self._all: dict[str, dict[Stranger, None]] = {}  # each address's oldest first
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def add(self, connection: Stranger) -> None:
+        self._all.setdefault(connection.peer, {})[connection] = None
+
+    def discard(self, connection: Stranger) -> bool:
+        """Whether it was there."""
+        its = self._all.get(connection.peer, {})
+        if connection not in its:
+            return False
+        del its[connection]
+        if not its:
+            del self._all[connection.peer]
+        return True
+
+    def next(self) -> Stranger:
+        """Take out the oldest of the address whose turn it is."""
+        peer, its = next(iter(self._all.items()))
+        first = next(iter(its))
+        del self._all[peer], its[first]
+        if its:
+            self._all[peer] = its
+        return first
+
+    def oldest_of_most(self) -> Stranger:
+        """The oldest of the address that has the most."""
+        most = max(self._all, key=lambda peer: len(self._all[peer]))
+        return next(iter(self._all[most]))
+
+
+class Strangers:
+    """Those at one port. When they have had their part of the time they wait in a line; addresses take turns."""
+
+    def __init__(self) -> None:
+        self._connections, self._count = ByPeer(), 0
+        self._line = ByPeer()
         self._called = False
         self._owed, self._owed_at = 0.0, time.monotonic()
         self._mark = 0.0
 
     def enter(self, connection: Stranger) -> None:
-        self._connections[connection] = None
-        if len(self._connections) > MOST:
-            oldest = next(iter(self._connections))
+        self._connections.add(connection)
+        self._count += 1
+        if self._count > MOST:
+            oldest = self._connections.oldest_of_most()
             self.leave(oldest)
             oldest.abort()
 
     def leave(self, connection: Stranger) -> None:
-        self._connections.pop(connection, None)
-        self._line.pop(connection, None)
+        self._count -= self._connections.discard(connection)
+        self._line.discard(connection)
 
     def begin(self) -> None:
         """Work for one, from now to `end`: processor time, which other processes make no longer."""
@@ -56,7 +96,7 @@ class Strangers:
         return not self._line and self._owes() < _AHEAD
 
     def wait(self, connection: Stranger) -> None:
-        self._line[connection] = None
+        self._line.add(connection)
         self._call()
 
     def _owes(self) -> float:
@@ -78,8 +118,7 @@ class Strangers:
 
     def _go_on(self) -> None:
         while self._line and self._owes() < _AHEAD:
-            first = next(iter(self._line))
-            del self._line[first]
+            first = self._line.next()
             self.begin()
             first.turn()
             self.end()
