@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from vcuda.spec.request import PodRequest
 
 DELETED, EXPIRED = "deleted", "expired"
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
+_CATCHES_UP_SECONDS = 5.0  # since a watch has begun again, in which it tells what had happened before
 _MOST_ENDED = 512  # pods that stay booked after their end: filter may look at all of them at once
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class Intake:
         self._held = held
         self._lines = Lines(cache.clock)
         self._looked = False  # for garbage among what the first lists have left
+        self._behind_until = -math.inf  # on our clock: what the watch of pods tells may be late until then
 
     def synced(self, kind: str) -> None:
         """See Engine.synced."""
@@ -312,6 +315,10 @@ class Intake:
             _log.warning("%s", text, extra=known)
             self._cache.notices.put(Notice("Pod", namespace, name, uid, CARD_OVERBOOKED, text))
 
+    def behind(self, cut: bool) -> None:
+        """The watch of pods was cut, or has begun again and catches up."""
+        self._behind_until = math.inf if cut else self._cache.clock() + _CATCHES_UP_SECONDS
+
     def lose_pod(self, uid: str) -> None:
         """See Engine.lose_pod."""
         self._cache.inherited.discard(uid)
@@ -322,6 +329,8 @@ class Intake:
             self._cache.unschedulable.free()
         if (record := self._cache.pods.release(uid)) is not None:
             self._held.left(record)
+            if self._cache.clock() < self._behind_until:  # who was tried at its end was refused by the book of before
+                self._cache.unschedulable.free()
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)
         self._resizes.forget(uid)

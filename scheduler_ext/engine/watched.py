@@ -107,6 +107,16 @@ class Watched(Parts):
             self._claims.lose_pod(uid)
             self._templates.lose_pod(uid)
 
+    def pods_cut(self) -> None:
+        """The watch of pods has ended: what it tells next, or a list, kube-scheduler may have seen before."""
+        with self._lock:
+            self._intake.behind(True)
+
+    def pods_followed(self) -> None:
+        """The watch of pods has begun again."""
+        with self._lock:
+            self._intake.behind(False)
+
     def keep_pods(self, uids: Collection[str], listed_since: float, *, restored: bool = False) -> None:
         """A complete list of pods, begun at `listed_since` on our clock, was seen: release all others.
 

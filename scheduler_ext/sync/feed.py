@@ -34,6 +34,8 @@ def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
             lambda uids, since: listed("pods", lambda: engine.keep_pods(uids, since)),
             read=engine.event,
             relisted=lambda uids, since: listed("pods", lambda: engine.keep_pods(uids, since, restored=True)),
+            cut=engine.pods_cut,
+            follows=engine.pods_followed,
         ),
     )
 

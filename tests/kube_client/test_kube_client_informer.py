@@ -137,6 +137,18 @@ def test_it_lists_once_and_resumes_from_the_last_version_it_saw() -> None:
     assert seen[:4] == [("seen", "a"), ("listed", ["a"]), ("seen", "b"), ("lost", "b")]
 
 
+def test_it_says_when_nothing_is_heard_and_when_a_watch_has_begun_again() -> None:
+    server, said = Server(event("ADDED", "9")), list[str]()
+    one, _ = informer(server)
+    its = one._handlers._replace(cut=lambda: said.append("cut"), follows=lambda: said.append("follows"))
+    one = Informer(cast(Client, server), its)
+    one.once()
+    server.events = (event("ADDED", "10"), ApiUnreachable("it was cut off"))
+    with pytest.raises(ApiUnreachable):
+        one.once()
+    assert said == ["follows", "cut", "follows", "cut"]
+
+
 @pytest.mark.parametrize(
     "gone", [{"type": "ERROR", "object": {"code": 410, "message": "too old"}}, ApiError(410, "too old")]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,20 @@ def test_what_an_event_frees_wakes_nobody() -> None:
     assert woken(engine, clock, 5) == []
 
 
+@pytest.mark.parametrize(("seconds", "names"), [(4.0, ["q"]), (6.0, [])])
+def test_what_an_event_frees_wakes_others_only_while_a_watch_catches_up(seconds: float, names: list[str]) -> None:
+    engine, clock = one_card()
+    one = whole("p")
+    assert placed(engine, one)
+    engine.see_pod(one | {"spec": one["spec"] | {"nodeName": "a"}})
+    engine.pods_cut()
+    assert woken(engine, clock, 60) == [] and not placed(engine, whole("q"))
+    engine.pods_followed()
+    clock.now += seconds
+    engine.lose_pod(one["metadata"]["uid"])
+    assert woken(engine, clock) == names
+
+
 def test_only_nodes_that_were_offered_count() -> None:
     engine, clock = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)), expiry_seconds=5)
     assert placed(engine, whole("p"), "a") and not placed(engine, whole("q"), "a")
@@ -503,6 +518,41 @@ def test_the_program_wakes_a_pod_when_its_quota_is_raised(api: FakeApi, tmp_path
             assert NAMES.retry not in api.find("pods", "default/p")["metadata"].get("annotations", {})
             api.put("configmaps", quota | {"data": {"quotas": "[]"}})
             eventually(lambda: NAMES.retry in api.find("pods", "default/p")["metadata"].get("annotations", {}))
+            assert client.post("/scheduler/filter", json=body).json()["NodeNames"] == ["a"]
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["by an event", "by a new list"])
+def test_an_end_that_a_broken_watch_tells_late_wakes_who_was_refused_meanwhile(
+    api: FakeApi, tmp_path: Path, forget: bool
+) -> None:
+    """kube-scheduler tried it at that end, and was refused by the book of before: it waited for minutes."""
+    api.put("nodes", node("a", cards("a", 1)))
+    placed = json.dumps({"version": 1, "containers": {"main": [["GPU-a-0", 100, BLOCKS]]}})
+    api.put("pods", whole("p", node="a", annotations={NAMES.placement: placed}))
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path))
+    try:
+        with httpx.Client(base_url=served.url, timeout=20) as client:
+            eventually(lambda: client.get("/readyz").status_code == 200)
+            time.sleep(2 * REST)  # what is looked at after the first lists is past
+            cut: list[Request] = []
+
+            def fault(request: Request) -> Fault | None:
+                if request.method != "GET" or not request.path.endswith("/pods"):
+                    return None
+                cut.append(request)
+                return Fault(503)
+
+            api.hook = fault
+            api.break_watches("pods", forget=forget)
+            eventually(lambda: cut)
+            api.remove("pods", "default/p")
+            api.put("pods", whole("q"))
+            body = {"Pod": api.find("pods", "default/q"), "NodeNames": ["a"]}
+            assert not client.post("/scheduler/filter", json=body).json()["NodeNames"]
+            api.hook = lambda _: None
+            eventually(lambda: NAMES.retry in api.find("pods", "default/q")["metadata"].get("annotations", {}))
             assert client.post("/scheduler/filter", json=body).json()["NodeNames"] == ["a"]
     finally:
         served.stop()

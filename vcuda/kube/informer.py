@@ -39,7 +39,8 @@ class Handlers(NamedTuple):
     `seen` returns an object's key. `listed` gets all keys of a complete list and when the list began (monotonic
     seconds): whatever else was known has gone. They may raise KeyError, TypeError and their like for an object that is
     malformed. `relisted`: as `listed`, where the server has gone back to before what it had shown; None: the same.
-    `read` gives an event, its object and that one's version where it can read a line faster than a parser.
+    `read` gives an event, its object and that one's version where it can read a line faster than a parser. `cut`: from
+    now on nothing is heard, and what comes next may be long known to others; `follows`: a watch has begun again.
     """
 
     kind: str
@@ -50,6 +51,8 @@ class Handlers(NamedTuple):
     selector: str = ""
     read: Callable[[bytes], tuple[str, Object, str] | None] = lambda _line: None
     relisted: Callable[[Collection[str], float], None] | None = None
+    cut: Callable[[], None] = lambda: None
+    follows: Callable[[], None] = lambda: None
 
 
 Follow = Callable[[Stream, Callable[[bytes], None]], None]
@@ -133,6 +136,8 @@ class Informer:
                 raise
             _log.info("%s: the watch can't go on, listing again: %s", self.kind, error)
             self._version, self._latest = "", _number(self._version)
+        finally:
+            self._handlers.cut()
 
     def _check(self, version: str) -> None:
         """Raise ApiError 410 where the server is at an older version than it has shown.
@@ -171,6 +176,7 @@ class Informer:
             silence=self._silence,
         )
         self.cut = False
+        how.follows()
         if self.worker.stopped:  # `stop` may have found nothing to close
             self._stream.close()
         try:
