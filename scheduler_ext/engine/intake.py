@@ -381,6 +381,7 @@ class Intake:
     def keep_waiting(self, uids: Collection[str], listed_since: float) -> None:
         """See Engine.keep_pods: all but the bookings of pods that are not listed."""
         self._cache.waiting.keep(uids)
+        self._cache.unschedulable.keep(uids, listed_since)
         self._held.unlisted(uids)
         for record in self._cache.pods.pending():
             # We wrote its Binding before the list began, which shows it without a node.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -132,6 +132,11 @@ class UnschedulablePods:
             self._forget(uid)
             if for_good:
                 self._woken.pop(uid, None)
+
+    def keep(self, uids: Collection[str], listed_since: float) -> None:
+        """A complete list of pods, begun then, was seen: drop all others that were refused before."""
+        for uid in [one.uid for one in self._pods.values() if one.since < listed_since and one.uid not in uids]:
+            self.drop(uid, for_good=True)
 
     def free(self) -> None:
         """Something is free, or allowed, by what kube-scheduler may not see."""

@@ -59,6 +59,8 @@ class Waker:
             return
         except KubeError as error:
             self._not_taken(one, error)
+            if error.status in (_GONE, _CONFLICT):  # says nothing of its namespace, whose others are not to wait for it
+                return
             raise
         self._engine.metrics.woken.labels(one.reason).inc()
 

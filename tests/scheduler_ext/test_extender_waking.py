@@ -483,12 +483,45 @@ def test_a_pod_that_can_not_be_woken_is_not_tried_again_and_again(api: FakeApi, 
     for _ in range(60):
         clock.now += 1
         waker.wake()
-    assert len(failures) == len(tried) == (2 if status in (409, 500) else 1)
+    assert len(tried) == (2 if status in (409, 500) else 1)
+    assert len(failures) == (0 if status in (404, 409) else len(tried))
     assert b"vcuda_extender_woken_total{" not in engine.metrics.render()
     clock.now += 300
     api.hook = lambda _: None
     waker.wake()
     assert (b"vcuda_extender_woken_total{" in engine.metrics.render()) is (status in (403, 409, 500))
+
+
+@pytest.mark.parametrize("namesakes", [False, True], ids=["gone", "namesakes"])
+def test_pods_that_are_gone_delay_the_waking_of_no_other(api: FakeApi, tmp_path: Path, namesakes: bool) -> None:
+    """While the watch of pods was broken, many that waited were deleted: the API server answers 404, or 409."""
+    waker, engine, clock, failures = refused_once(api, tmp_path)
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cards: 0}"}})
+    for number in range(12):
+        assert not placed(engine, whole(f"gone{number}"))
+        if namesakes:
+            metadata = {"name": f"gone{number}", "namespace": "default", "uid": f"new{number}"}
+            api.put("pods", whole(f"gone{number}") | {"metadata": metadata})
+    last = whole("q")
+    assert not placed(engine, api.put("pods", last) or api.find("pods", "default/q"))
+    engine.see_quotas(None)
+    for _ in range(2):
+        clock.now += REST
+        waker.wake()
+    assert api.find("pods", "default/q")["metadata"]["annotations"][NAMES.retry] and not failures
+
+
+def test_who_is_missing_from_a_list_is_not_woken() -> None:
+    engine, clock = one_card(expiry_seconds=5)
+    first, gone, listed = whole("p"), whole("q"), whole("r")
+    assert placed(engine, first) and not placed(engine, gone) and not placed(engine, listed)
+    clock.now += 1
+    began = clock.now
+    assert not placed(engine, whole("s"))  # it may be newer than the list
+    engine.keep_pods([one["metadata"]["uid"] for one in (first, listed)], began)
+    clock.now += 6
+    engine.expire()
+    assert woken(engine, clock) == ["r", "s"]
 
 
 def test_an_api_server_that_is_away_is_asked_again_later(api: FakeApi, tmp_path: Path) -> None:
