@@ -279,7 +279,7 @@ def test_strangers_together_have_a_part_of_the_time(monkeypatch: pytest.MonkeyPa
 
     class One:
         def __init__(self, name: str, turns: int) -> None:
-            self.name, self.turns = name, turns
+            self.name, self.turns, self.peer = name, turns, "10.0.0.1"
 
         def turn(self) -> None:
             order.append(self.name)
