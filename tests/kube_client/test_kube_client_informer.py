@@ -72,6 +72,19 @@ def test_what_fails_for_ever_is_named_and_what_is_expected_is_not() -> None:
         assert patient.problem() is None
 
 
+@pytest.mark.parametrize("stood", [0.0, 60.0])
+def test_the_pause_behind_a_watch_that_stood_is_a_short_one(stood: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch is cut now and then; counted as one row of failures, the pauses came to half a minute for ever."""
+    monkeypatch.setattr(informers, "_STOOD", stood)
+    server = Server(event("ADDED", "9"), ApiUnreachable("it was cut off"))
+    one, _ = informer(server)
+    waits: list[float] = []
+    monkeypatch.setattr(one.worker._stop, "wait", waits.append)
+    with running(one.worker):
+        eventually(lambda: len(waits) >= 10)
+    assert (max(waits[:10]) <= 0.4) == (stood == 0.0)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_that_ended_all_the_same_is_named() -> None:
     def work() -> None:

@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 _GONE = 410
 _PAUSE = 0.1  # between two watches
 _SHORTEST = 1.0  # a watch that ends sooner without a word is a failure: asking again at once would make us spin
+_STOOD = 5.0  # seconds that a watch went on: what cuts it then begins a new row of failures
 _WATCH_SECONDS = 300.0
 _BETWEEN_LISTS = 60.0  # seconds, of lists that events ask for which can't be read
 _BETWEEN_LINES = 60.0  # of the log, about such events and objects
@@ -183,6 +184,8 @@ class Informer:
             self._follow_stream(self._stream, self._line)
         finally:
             self._stream = None
+            if time.monotonic() - began >= _STOOD:
+                self.worker.went_well()
         if self._heard <= began and time.monotonic() - began < _SHORTEST:
             raise ApiUnreachable(f"the watch of {self.kind} ended at once")
 

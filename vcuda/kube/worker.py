@@ -34,6 +34,7 @@ class Worker:
         self.failures = 0  # since it started
         self._work, self._pause, self._longest_wait = work, pause, longest_wait
         self._expected, self._failed = expected, failed
+        self._failed_in_a_row = 0
         self._in_a_row = 0  # of unexpected ones
         self._last = ""
         self._stop = threading.Event()
@@ -56,6 +57,10 @@ class Worker:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def went_well(self) -> None:
+        """For the work to say, where it goes on for long and ends by a failure: the next pause is a short one."""
+        self._failed_in_a_row = 0
+
     def problem(self) -> str | None:
         """Why only a restart of the program can help, or None."""
         if self._thread.ident is not None and not self._thread.is_alive() and not self.stopped:
@@ -65,18 +70,18 @@ class Worker:
         return None
 
     def _run(self) -> None:
-        in_a_row = 0
         while not self.stopped:
             wait = self._pause
             try:
                 self._work()
-                in_a_row = self._in_a_row = 0
+                self._failed_in_a_row = self._in_a_row = 0
             except Exception as error:  # noqa: BLE001 - a thread that is needed never ends by what it meets
                 if self.stopped:
                     return  # closing what it was reading from ends it
-                in_a_row += 1
+                self._failed_in_a_row += 1
                 self.failures += 1
-                wait = min(self._longest_wait, _FIRST_WAIT * 2.0 ** min(in_a_row, 30)) * random.uniform(0.5, 1.0)
+                times = 2.0 ** min(self._failed_in_a_row, 30)
+                wait = min(self._longest_wait, _FIRST_WAIT * times) * random.uniform(0.5, 1.0)
                 self._report(error, wait)
             self._stop.wait(wait)
 
