@@ -6,7 +6,6 @@ import asyncio
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +13,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from scheduler_ext.http import exchange, strangers
+from scheduler_ext.http import exchange
 from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.exchange import Answer, Later, Request, error
@@ -256,7 +255,7 @@ def test_an_error_of_ours_is_told_and_ends_nothing() -> None:
 
 
 def test_of_too_many_strangers_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "MOST", 3)
+    monkeypatch.setattr("scheduler_ext.http.strangers.MOST", 3)
 
     async def work(reader: Any, writer: Any, server: Any) -> None:
         others = [await asyncio.open_connection(*writer.get_extra_info("peername")) for _ in range(3)]
@@ -269,47 +268,6 @@ def test_of_too_many_strangers_the_oldest_make_room(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0.01)
 
     serve(work, open_to_strangers=True)
-
-
-def test_strangers_together_have_a_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each of them its turn, which is a small one."""
-    clock = [0.0]
-    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
-    order: list[str] = []
-
-    class One:
-        def __init__(self, name: str, turns: int) -> None:
-            self.name, self.turns, self.peer = name, turns, "10.0.0.1"
-
-        def turn(self) -> None:
-            order.append(self.name)
-            clock[0] += 0.001
-            self.turns -= 1
-            if self.turns:
-                known.wait(self)
-
-        def abort(self) -> None: ...
-
-    known = strangers.Strangers()
-
-    async def work() -> None:
-        began = asyncio.get_running_loop().time()
-        known.begin()
-        clock[0] += 60.0
-        assert not known.rested()
-        known._owed = 0.003
-        greedy, other = One("greedy", 20), One("other", 1)
-        for one in (greedy, greedy, greedy, other):
-            known.wait(one)
-        assert order == []
-        while greedy.turns:
-            await asyncio.sleep(0.001)
-        assert order.index("other") == 1 and len(order) == 21
-        assert asyncio.get_running_loop().time() - began > 0.06  # of processor 24 ms
-        await asyncio.sleep(0.02)
-        assert known.rested()
-
-    asyncio.run(work())
 
 
 def test_what_is_refused_by_its_head_is_not_read() -> None:

@@ -70,7 +70,12 @@ uint64_t vc_capture_under_way(CUstream stream)
 bool vc_capture_lately(void)
 {
     uint64_t latest = vc_load_relaxed(&latest_ns);
-    return latest != 0 && vc_now_ns() < latest + LATELY_NS;
+    if (latest == 0)
+        return false;
+    if (vc_now_ns() < latest + LATELY_NS)
+        return true;
+    __atomic_compare_exchange_n(&latest_ns, &latest, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); /* no launch reads the clock for it any more */
+    return false;
 }
 
 void vc_capture_begins(CUstream stream)

@@ -1,4 +1,4 @@
-"""Addresses take turns, however many connections one of them has."""
+"""What strangers may take together: a part of the time, in which their addresses take turns, and connections."""
 
 from __future__ import annotations
 
@@ -23,6 +23,47 @@ class Fake:
 
     def abort(self) -> None:
         self.aborted = True
+
+
+def test_strangers_together_have_a_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each of them its turn, which is a small one."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    order: list[str] = []
+
+    class One:
+        def __init__(self, name: str, turns: int) -> None:
+            self.name, self.turns, self.peer = name, turns, "10.0.0.1"
+
+        def turn(self) -> None:
+            order.append(self.name)
+            clock[0] += 0.001
+            self.turns -= 1
+            if self.turns:
+                known.wait(self)
+
+        def abort(self) -> None: ...
+
+    known = Strangers()
+
+    async def work() -> None:
+        began = asyncio.get_running_loop().time()
+        known.begin()
+        clock[0] += 60.0
+        assert not known.rested()
+        known._owed = 0.003
+        greedy, other = One("greedy", 20), One("other", 1)
+        for one in (greedy, greedy, greedy, other):
+            known.wait(one)
+        assert order == []
+        while greedy.turns:
+            await asyncio.sleep(0.001)
+        assert order.index("other") == 1 and len(order) == 21
+        assert asyncio.get_running_loop().time() - began > 0.06  # of processor 24 ms
+        await asyncio.sleep(0.02)
+        assert known.rested()
+
+    asyncio.run(work())
 
 
 def test_an_address_with_many_connections_waits_no_longer_than_one_with_one() -> None:
