@@ -86,7 +86,8 @@ class Connection(asyncio.BufferedProtocol):
         """`strangers`: those to whom it belongs unless it shows a certificate."""
         self._strangers = strangers
         self.peer = ""  # a stranger's address
-        self._server, self._application, self._room = server, application, room.part()
+        self._server, self._application, self._whole_room = server, application, room
+        self._room = room.part(None)
         self._buffer = server.buffer
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: Any = None
@@ -116,6 +117,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._client = common_name(transport)
+        self._room = self._whole_room.part(self._client)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == HTTP_2:
             if self._client is not None:

@@ -24,7 +24,7 @@ from scheduler_ext.http.strangers import UNREAD_BYTES, Strangers
 _BACKLOG = 512
 _HANDSHAKE_SECONDS = 5.0
 _READ_BYTES = 256 * 1024
-_AT_ONCE, _EACH_AT_ONCE = 4, 2  # bodies of the largest size in memory at once, and of a connection's
+_AT_ONCE = 4  # bodies of the largest size in memory
 _LATE_AT_ONCE = 32
 _LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
 
@@ -82,7 +82,7 @@ class Server:
         renewal = asyncio.create_task(self._certificate.keep_fresh()) if self._certificate else None
         servers = []
         for application, listener, context, open_to_strangers in self._served:
-            room = Room(_AT_ONCE * application.body_bytes, _EACH_AT_ONCE * application.body_bytes)
+            room = Room(_AT_ONCE * application.body_bytes)
             strangers = Strangers() if open_to_strangers else None
             if strangers is not None:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)

@@ -74,12 +74,14 @@ class Transport:
 class Peer:
     """A connection of the server's without TLS, and what it says."""
 
-    def __init__(self, application: Any = None, room: int | Room = 1 << 20, *, begin: bool = True) -> None:
+    def __init__(
+        self, application: Any = None, room: int | Room = 1 << 20, *, begin: bool = True, name: str | None = None
+    ) -> None:
         self.application = application or Application()
         self.ending, self.behind, self.connections = False, 0, set()
         self.buffer = memoryview(bytearray(1 << 18))
         self.transport, self.room = Transport(), Room(room) if isinstance(room, int) else room
-        self.connection = Http2Connection(self, self.application, self.room.part(), None)
+        self.connection = Http2Connection(self, self.application, self.room.part(name), name)
         self.connection.connection_made(cast(Any, self.transport))
         self.decoder = hpack.Decoder(1 << 20)
         if begin:
@@ -294,7 +296,7 @@ def test_bodies_in_flight_are_bounded() -> None:
         assert peer.answers(frames) == {3: (b"503", b'{"Error":"no room"}')} and not peer.transport.closed
         peer.send(frame(DATA, ENDS, 1, bytes(1000)))
         assert peer.answers(await peer.soon())[1][0] == b"200"
-        assert peer.transport.closed and peer.room.take_now(1500)
+        assert peer.transport.closed and peer.room.part(None).take_now(1500)
 
     run(work)
 
@@ -303,9 +305,9 @@ def test_the_room_of_a_cut_connection_is_given_back() -> None:
     async def work() -> None:
         peer = Peer(room=1000)
         peer.send(frame(HEADERS, HEAD_ENDS, 1, head(content_length="1000")))
-        assert not peer.room.take_now(1)
+        assert not peer.room.part(None).take_now(1)
         peer.connection.connection_lost(None)
-        assert peer.room.take_now(1000) and not peer.connections
+        assert peer.room.part(None).take_now(1000) and not peer.connections
 
     run(work)
 
@@ -571,7 +573,7 @@ def test_whatever_comes_nothing_is_left_behind() -> None:
                     await asyncio.sleep(0)
             await asyncio.sleep(0)
             peer.connection.connection_lost(None)
-            assert peer.room.take_now(2000)
+            assert peer.room.part(None).take_now(2000)
 
     run(work)
 
@@ -698,7 +700,7 @@ def test_what_is_reset_behind_an_answer_that_nobody_reads_is_gone() -> None:
             peer.send(request(number, body=b"x") + frame(RESET, 0, number, bytes(4)))
             await asyncio.sleep(0)
         assert not peer.connection._streams.ready and len(peer.connection._streams.live) == 1
-        assert peer.room.take_now(1 << 20)
+        assert peer.room.part(None).take_now(1 << 20)
 
     run(work)
 
@@ -959,7 +961,7 @@ def test_no_crumb_of_room_keeps_an_answer_or_what_waits_behind_it(monkeypatch: p
         peer.send(NO_WINDOW + request(1, "/" + 100 * "x"))
         await peer.soon()
         peer.send(request(3, body=bytes(1000)) + request(5, body=bytes(1000)))
-        assert not peer.room.take_now(1)
+        assert not peer.room.part(None).take_now(1)
         resets: dict[int, tuple[int, float]] = {}
         while now[0] < 200 and not peer.transport.closed:
             now[0] += 5
@@ -971,7 +973,7 @@ def test_no_crumb_of_room_keeps_an_answer_or_what_waits_behind_it(monkeypatch: p
                     resets[stream] = int.from_bytes(payload, "big"), now[0] - 100
         waits = peer.application.body_seconds
         assert resets == {3: (7, waits), 5: (7, waits), 1: (8, exchange.UNREAD_SECONDS + 5)}
-        assert peer.room.take_now(2000) and peer.transport.closed
+        assert peer.room.part(None).take_now(2000) and peer.transport.closed
 
     run(work)
 
@@ -1017,18 +1019,23 @@ def test_what_waits_for_its_turn_in_time_is_begun(monkeypatch: pytest.MonkeyPatc
     run(work)
 
 
-def test_no_connection_has_all_room() -> None:
+def test_no_client_has_all_room_with_however_many_connections() -> None:
     async def work() -> None:
         application = Application()
         application.overloaded = lambda: exchange.error(503, "no room", close=True)  # type: ignore[attr-defined]
-        room = Room(4000, each=2000)
-        greedy, other = Peer(application, room), Peer(application, room)
-        for number in (1, 3, 5):
-            greedy.send(frame(HEADERS, HEAD_ENDS, number, head(content_length="1000")))
-        assert greedy.answers(await greedy.soon()) == {5: (b"503", b'{"Error":"no room"}')}
-        other.send(request(1, body=bytes(1000)))
+        room = Room(4000)
+        greedy = [Peer(application, room, name="greedy") for _ in range(4)]
+        for number, one in enumerate(greedy):
+            one.send(frame(HEADERS, HEAD_ENDS, 1, head(content_length="1000")))
+            assert one.answers(await one.soon()) == ({} if number < 2 else {1: (b"503", b'{"Error":"no room"}')})
+        third, other = Peer(application, room, name="third"), Peer(application, room, name="kube-scheduler")
+        third.send(frame(HEADERS, HEAD_ENDS, 1, head(content_length="1000")))
+        assert third.answers(await third.soon()) == {}
+        other.send(frame(HEADERS, HEAD_ENDS, 1, head(content_length="500")))
+        other.send(frame(DATA, ENDS, 1, bytes(500)))
         assert other.answers(await other.soon())[1][0] == b"200"
-        greedy.connection.connection_lost(None)
+        for one in (*greedy, third):
+            one.connection.connection_lost(None)
         assert room.left == 4000
 
     run(work)
@@ -1042,14 +1049,14 @@ def test_who_is_too_slow_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
         application.too_slow = lambda: exchange.error(400, "slow", close=True)  # type: ignore[attr-defined]
         peer = Peer(application, room=2000)
         peer.send(NO_WINDOW + frame(HEADERS, HEAD_ENDS, 1, head()) + frame(HEADERS, HEAD_ENDS, 3, head()))
-        assert not peer.room.take_now(1)
+        assert not peer.room.part(None).take_now(1)
         now[0] += 6
         for _ in range(3):
             peer.connection.late()
         peer.send(5 * frame(DATA, 0, 1, bytes(1000)))
         frames = await peer.soon()
         assert sorted((kind, stream) for kind, _, stream, _ in frames) == [(HEADERS, 1), (HEADERS, 3), (SETTINGS, 0)]
-        assert peer.room.take_now(2000)
+        assert peer.room.part(None).take_now(2000)
         now[0] += exchange.UNREAD_SECONDS
         peer.connection.late()
         assert peer.transport.closed
@@ -1072,13 +1079,13 @@ def test_bodies_that_wait_for_their_turn_hold_their_room() -> None:
                 peer.send(frame(HEADERS, HEAD_ENDS, number, head(content_length="1000")))
                 for part in parts:
                     peer.send(frame(DATA, ENDS if part is parts[-1] else 0, number, part))
-            assert list(peer.connection._streams.ready) == [7, 9] and not peer.room.take_now(501)
+            assert list(peer.connection._streams.ready) == [7, 9] and not peer.room.part(None).take_now(501)
             assert (
                 dict(peer.decoder.decode(next(p for k, _, s, p in peer.said() if (k, s) == (HEADERS, 11))))[b":status"]
                 == b"503"
             )
             peer.connection.connection_lost(None)
-            assert peer.room.take_now(2500)
+            assert peer.room.part(None).take_now(2500)
 
     run(work)
 

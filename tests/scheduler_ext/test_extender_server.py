@@ -137,7 +137,7 @@ def test_bodies_that_wait_for_their_turn_hold_their_room_and_no_more_are_read() 
                     await asyncio.sleep(0.001)
 
         application, (connection,) = cast(Held, applications(server)), server.connections
-        room = connection._room._room
+        room = connection._whole_room
         for _ in range(2):
             writer.write(post("/slow"))
             for left in (3000, 2000):
