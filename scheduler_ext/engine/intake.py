@@ -28,6 +28,7 @@ from vcuda.spec.request import PodRequest
 
 DELETED, EXPIRED = "deleted", "expired"
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
+_LATE_SECONDS = 2.0  # behind a write of ours in which a watch shows it; else what it tells is late
 _CATCHES_UP_SECONDS = 5.0  # since a watch has begun again, in which it tells what had happened before
 _MOST_ENDED = 512  # pods that stay booked after their end: filter may look at all of them at once
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
@@ -169,7 +170,7 @@ class Intake:
         cache.inherited.discard(uid)
         cache.nominations.forget(uid)
         cache.count_demand(uid, shape)
-        cache.pods.confirm(record, cache.clock())
+        self._back(record)
         record.priority, record.leaving, record.movable = pod.kind.priority, False, pod.kind.movable
         return True
 
@@ -242,7 +243,7 @@ class Intake:
             cache.count_demand(uid, shape)
         metadata, priority, runs = pod["metadata"], objects.priority(pod), objects.runs(pod)
         if ours is not None:
-            cache.pods.confirm(ours, cache.clock())
+            self._back(ours)
             ours.annotation, ours.priority, ours.leaving, ours.movable, ours.runs = (
                 mark,
                 priority,
@@ -318,6 +319,14 @@ class Intake:
     def behind(self, cut: bool) -> None:
         """The watch of pods was cut, or has begun again and catches up."""
         self._behind_until = math.inf if cut else self._cache.clock() + _CATCHES_UP_SECONDS
+
+    def _back(self, record: Record) -> None:
+        """The watch shows our own write. Where that is late, so is what it told before, and will for a while."""
+        now = self._cache.clock()
+        if record.state is State.BOUND and now - record.since > _LATE_SECONDS:
+            self._behind_until = max(self._behind_until, now + _CATCHES_UP_SECONDS)
+            self._cache.unschedulable.free()
+        self._cache.pods.confirm(record, now)
 
     def lose_pod(self, uid: str) -> None:
         """See Engine.lose_pod."""

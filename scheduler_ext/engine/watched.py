@@ -113,7 +113,7 @@ class Watched(Parts):
             self._intake.behind(True)
 
     def pods_followed(self) -> None:
-        """The watch of pods has begun again."""
+        """The watch of pods has begun again, or goes on behind a long silence."""
         with self._lock:
             self._intake.behind(False)
 

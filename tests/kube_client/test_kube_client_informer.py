@@ -162,6 +162,25 @@ def test_it_says_when_nothing_is_heard_and_when_a_watch_has_begun_again() -> Non
     assert said == ["follows", "cut", "follows", "cut"]
 
 
+@pytest.mark.parametrize(("silent", "times"), [(70.0, 1), (80.0, 2)])
+def test_what_comes_behind_a_silence_longer_than_a_bookmark_takes_may_be_late(
+    silent: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, said = [1000.0], list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    class Silent(Server):
+        def lines(self, _rest: float = 0.0) -> Iterator[bytes]:
+            for line in super().lines():
+                yield line
+                now[0] += silent
+
+    one, _ = informer(server := Silent(event("ADDED", "9"), event("DELETED", "10")))
+    one = Informer(cast(Client, server), one._handlers._replace(follows=lambda: said.append("follows")))
+    one.once()
+    assert len(said) == times
+
+
 @pytest.mark.parametrize(
     "gone", [{"type": "ERROR", "object": {"code": 410, "message": "too old"}}, ApiError(410, "too old")]
 )

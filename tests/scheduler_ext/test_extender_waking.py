@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.engine.bindings import Write
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.state.pods import State
@@ -21,7 +22,7 @@ from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.lanes import Lanes
 from scheduler_ext.sync.waking import Waker
 from tests.scheduler_ext.extender_claims import ask, claim, device_class, node_slices, user
-from tests.scheduler_ext.extender_engine import Clock, engine_with
+from tests.scheduler_ext.extender_engine import Clock, bound, engine_with
 from tests.scheduler_ext.extender_support import BLOCKS, NAMES, FakeApi, Served, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_claims_rules import QUOTA
 from vcuda.spec import bookings
@@ -397,6 +398,36 @@ def test_what_an_event_frees_wakes_others_only_while_a_watch_catches_up(seconds:
     clock.now += seconds
     engine.lose_pod(one["metadata"]["uid"])
     assert woken(engine, clock) == names
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("late", "names"), [(1.0, []), (60.0, ["q"])])
+@pytest.mark.parametrize("first", ["end", "echo"])
+def test_our_own_write_that_comes_back_late_says_that_what_a_watch_tells_is_late(
+    first: str, late: float, names: list[str], known: bool
+) -> None:
+    """It stands: nothing else says so."""
+    engine, clock = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)))
+    old, other = whole("p"), whole("other")
+    assert placed(engine, old)
+    engine.see_pod(old | {"spec": old["spec"] | {"nodeName": "a"}})
+    assert woken(engine, clock, 60) == [] and placed(engine, other, "b")
+    write = engine.begin_bind(other["metadata"]["uid"], "b")
+    assert isinstance(write, Write)
+    engine.end_bind(other["metadata"]["uid"], State.BOUND)
+    clock.now += late
+    assert not placed(engine, whole("q")) and woken(engine, clock, 0) == []
+    echo = bound(other, write)
+    show = [lambda: engine.lose_pod(old["metadata"]["uid"]), lambda: see(engine, echo, known=known)]
+    for step in show if first == "end" else reversed(show):
+        step()
+    assert woken(engine, clock) == names
+
+
+def see(engine: Engine, one: dict[str, Any], *, known: bool) -> None:
+    """As the watch does, by its text if `known`."""
+    read = engine.event(json.dumps({"type": "MODIFIED", "object": one}).encode()) if known else None
+    engine.see_pod(one if read is None else read[1])
 
 
 def test_only_nodes_that_were_offered_count() -> None:

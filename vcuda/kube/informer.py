@@ -32,6 +32,7 @@ _BETWEEN_LINES = 60.0  # of the log, about such events and objects
 _LONGEST_NUMBER = 20  # digits of a version that is a number: etcd's have 64 bits
 # API servers send a bookmark every minute. A server that sends none only costs a new watch from the same version.
 SILENCE_SECONDS = 90.0
+_LATE_SECONDS = 75.0  # of silence, behind which what a watch tells may be late
 
 
 class Handlers(NamedTuple):
@@ -41,7 +42,8 @@ class Handlers(NamedTuple):
     seconds): whatever else was known has gone. They may raise KeyError, TypeError and their like for an object that is
     malformed. `relisted`: as `listed`, where the server has gone back to before what it had shown; None: the same.
     `read` gives an event, its object and that one's version where it can read a line faster than a parser. `cut`: from
-    now on nothing is heard, and what comes next may be long known to others; `follows`: a watch has begun again.
+    now on nothing is heard, and what comes next may be long known to others; `follows`: a watch has begun again, or
+    goes on behind a silence that is longer than the pause between two bookmarks.
     """
 
     kind: str
@@ -198,7 +200,9 @@ class Informer:
             self._missed = True
             self._skip("an event", error, line)
         else:
-            self._heard = time.monotonic()
+            before, self._heard = self._heard, time.monotonic()
+            if self._heard - before > _LATE_SECONDS:
+                self._handlers.follows()
             version = version or self._version
             self._check(version)
             if kind == "DELETED":
