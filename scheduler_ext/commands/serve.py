@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from vcuda import addresses
 from vcuda.kube.access import Access
 from vcuda.kube.errors import KubeError
 from vcuda.kube.events import Correlator
+from vcuda.kube.informer import Informer
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
@@ -40,6 +41,7 @@ _TOLD_EVERY = 2.0
 _ANSWERED_EVERY = 0.5
 _WOKEN_EVERY = 1.0
 _ASKED_EVERY = 1.0  # whether it is to end, by a thread that waits for work
+_MOST_SILENT = 120.0  # a watch that says nothing for 90 s is begun anew, and that is an answer
 _ON_THE_WAY = 1.0  # seconds in which a request that was sent has reached the API server
 
 
@@ -61,6 +63,14 @@ def listen(address: str, port: int, option: str) -> socket.socket:
 
 class LostLease(Exception):
     """Another replica leads now, or may, so that this process had to end."""
+
+
+def silent_reason(informers: Sequence[Informer]) -> str | None:
+    """Why one that follows these is not ready: nobody answers any of them."""
+    silent = min(one.unanswered_seconds() for one in informers)
+    if silent <= _MOST_SILENT:
+        return None
+    return f"the API server has answered nothing for {silent:.0f} s; what is known of nodes and pods is as old"
 
 
 def _election(
@@ -228,10 +238,13 @@ class _Replica:
         application = app.App(
             self._engine, self._binder, body_bytes=settings.body_mib * MIB, body_seconds=settings.body_seconds,
             unhealthy_reason=self._unhealthy_reason, standby_reason=self._standby_reason,
-            authenticate=settings.client_ca is not None, client_name=settings.client_name,
+            unready_reason=self._unready_reason, authenticate=settings.client_ca is not None,
+            client_name=settings.client_name,
         )  # fmt: skip
         refusal = Access(self._api.client).refusal if settings.query_auth == "kubernetes" else None
-        open_to_all = app.Probes(self._engine, self._unhealthy_reason, self._standby_reason, refusal)
+        open_to_all = app.Probes(
+            self._engine, self._unhealthy_reason, self._standby_reason, refusal, unready_reason=self._unready_reason
+        )
         probes = (open_to_all, self._probes) if self._probes else None
         return Server(application, self._listener, self._certificate, probes)
 
@@ -260,6 +273,9 @@ class _Replica:
 
     def _unhealthy_reason(self) -> str | None:
         return "; ".join(problem for worker in self._workers if (problem := worker.problem())) or None
+
+    def _unready_reason(self) -> str | None:
+        return silent_reason(self._informers)
 
     def _follow(self) -> None:
         # A leader lists everything after it got the lease: what the last one wrote is in that list.

@@ -246,7 +246,7 @@ class Probes(Pages):
     """What is open to all: probes, metrics and the version; on a port of its own if there is one.
 
     `refusal`: why the bearer of a token may not get a path, as a status; whom it allows gets explanations and the
-    page's data there too. The page itself names nobody.
+    page's data there too. The page itself names nobody. `unready_reason`: why one that leads is not ready, for /readyz.
     """
 
     def __init__(
@@ -255,8 +255,11 @@ class Probes(Pages):
         unhealthy_reason: Reason = _well,
         standby_reason: Reason = _well,
         refusal: Guard | None = None,
+        *,
+        unready_reason: Reason = _well,
     ) -> None:
         super().__init__("gpu-scheduler-extender")
+        self._unready_reason = unready_reason
         self._engine, self._refusal = engine, refusal
         self._unhealthy_reason, self._standby_reason = unhealthy_reason, standby_reason
         self._overview = OverviewData(engine)
@@ -279,7 +282,7 @@ class Probes(Pages):
         idle = self._standby_reason()
         if idle is not None:
             return Answer(200, f"ok: {idle}\n".encode(), TEXT)
-        problem = self._engine.not_ready()
+        problem = self._engine.not_ready() or self._unready_reason()
         return Answer(200 if problem is None else 503, f"{problem or 'ok'}\n".encode(), TEXT)
 
     def page(self, path: str) -> Page | None:
@@ -338,9 +341,10 @@ class App(Probes):
 
     def __init__(
         self, engine: Engine, binder: Binder, *, body_bytes: int, body_seconds: float, unhealthy_reason: Reason = _well,
-        standby_reason: Reason = _well, authenticate: bool = False, client_name: str | None = None,
+        standby_reason: Reason = _well, unready_reason: Reason = _well,
+        authenticate: bool = False, client_name: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(engine, unhealthy_reason, standby_reason)
+        super().__init__(engine, unhealthy_reason, standby_reason, unready_reason=unready_reason)
         self.body_bytes, self.body_seconds = body_bytes, body_seconds
         self._authenticate, self._client_name = authenticate, client_name
         self._planning = asyncio.Lock()

@@ -384,3 +384,28 @@ def test_stopping_wakes_an_informer_that_waits_for_its_server(when: str) -> None
         one.stop()
     one.worker.join(5)
     assert not one.worker._thread.is_alive() and one.worker.failures == 0
+
+
+def test_a_watch_that_can_be_begun_again_is_an_answer_however_little_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    one, _ = informer(server := Server(event("ADDED", "9")))
+    now[0] += 30
+    assert one.unanswered_seconds() == 30
+    with pytest.raises(ApiUnreachable, match="at once"):
+        one.once()
+    assert one.unanswered_seconds() == 0
+    now[0] += 90
+    server.events = ()
+    with pytest.raises(ApiUnreachable, match="at once"):
+        one.once()
+    assert one.unanswered_seconds() == 0 and one.unheard_seconds() == 90
+
+    def fail(*_: str) -> str:
+        raise ApiUnreachable("it hangs")
+
+    monkeypatch.setattr(server, "version", fail)
+    now[0] += 100
+    with pytest.raises(ApiUnreachable, match="it hangs"):
+        one.once()
+    assert one.unanswered_seconds() == 100

@@ -96,7 +96,7 @@ class Informer:
         self._latest: int | None = None  # version that was shown before the list to come, if that is a number
         self._went_back = False  # since the last list
         self._stream: Stream | None = None
-        self._heard = time.monotonic()
+        self._heard = self._answered = time.monotonic()
         self._listed_at = self._told_at = float("-inf")
         self._missed = False  # events, since the last list
         self._skipped = self._told = 0  # of events and objects; how many the log knows of
@@ -111,7 +111,7 @@ class Informer:
         )
 
     def start(self) -> None:
-        self._heard = time.monotonic()
+        self._heard = self._answered = time.monotonic()
         self.worker.start()
 
     def stop(self) -> None:
@@ -124,11 +124,16 @@ class Informer:
         """How long nothing has come from the server: how old what is known may be."""
         return time.monotonic() - self._heard
 
+    def unanswered_seconds(self) -> float:
+        """How long the server has not even answered; of a quiet watch it does, whenever one is begun anew."""
+        return time.monotonic() - max(self._heard, self._answered)
+
     def once(self) -> None:
         """List if need be, and follow one watch to its end. Raises KubeError."""
         try:
             if self._version:
                 self._check(self._client.version(self.kind, self._handlers.namespace, self._handlers.selector))
+                self._answered = time.monotonic()
             else:
                 self._list()
             self._follow()
@@ -158,6 +163,7 @@ class Informer:
         how = self._handlers
         keys: set[str] = set()
         for items, version in self._client.pages(self.kind, how.namespace, how.selector):  # noqa: B007 - the last one counts
+            self._answered = time.monotonic()
             keys.update(self._take(how.seen, item) or "" for item in items)
         new = _number(version)
         if self._latest is not None and new is not None and new < self._latest:
