@@ -28,7 +28,7 @@ class ServerCertificate:
         self._protocols = [HTTP_2, "http/1.1"] if http2 and client_ca else ["http/1.1"]
         self.asks_clients = client_ca is not None
         self._seen = self._fingerprint()
-        self.context = self._fresh()
+        self.context = self._fresh()  # of what the files said when they last changed; one context never changes
 
     def _fresh(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -62,19 +62,15 @@ class ServerCertificate:
         return tuple((status.st_mtime_ns, status.st_ino) for status in found)
 
     async def keep_fresh(self) -> None:
-        """Look for changed files until cancelled.
-
-        Must run in the server's own event loop: a handshake that another thread begins between the new certificate
-        and its key would fail.
-        """
+        """Look for changed files until cancelled, and make `context` anew when they are whole."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             found = self._fingerprint()
             if not found or found == self._seen:
                 continue
             try:
-                self._fresh()  # half a new pair, read while it is being replaced, must not reach our context
-                self._load(self.context)
+                # A new one: OpenSSL would keep an old certificate whose key is of another kind, and old clients' CAs.
+                self.context = self._fresh()
             except BadCertificate as error:
                 _log.warning("%s; the old certificate stays in use", error)
                 continue

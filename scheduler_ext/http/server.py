@@ -7,6 +7,7 @@ import functools
 import resource
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -29,6 +30,41 @@ _LATE_AT_ONCE = 32
 _LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
 
 
+class _Door:
+    """Where connections of one port come in, by the certificate of today."""
+
+    def __init__(
+        self, make: Callable[[], Connection], listener: socket.socket, certificate: ServerCertificate | None
+    ) -> None:
+        self._make, self._listener, self._certificate = make, listener, certificate
+        self._context: ssl.SSLContext | None = None
+        self._server: asyncio.Server | None = None
+
+    @property
+    def is_outdated(self) -> bool:
+        """The files of the certificate have changed since the door was opened."""
+        return self._certificate is not None and self._certificate.context is not self._context
+
+    async def open(self) -> None:
+        """Accept by what the certificate's files say now. Who is connected stays, and who waits to be accepted."""
+        self._context = self._certificate.context if self._certificate else None
+        limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if self._context else {}
+        before, self._server = (
+            self._server,
+            await asyncio.get_running_loop().create_server(
+                self._make, sock=self._listener.dup(), ssl=self._context, backlog=_BACKLOG, **limit
+            ),
+        )
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
+
+
 class Server:
     """Serves `application` on `listener`, with TLS if there is a certificate, and `probes` in plain HTTP beside."""
 
@@ -42,7 +78,7 @@ class Server:
         self._certificate = certificate
         # Whose connections may be strangers': where certificates are asked for, and where nobody is known.
         asks = certificate is not None and certificate.asks_clients
-        self._served = [(application, listener, certificate.context if certificate else None, asks)]
+        self._served = [(application, listener, certificate, asks)]
         if probes is not None:
             self._served.append((*probes, None, True))
         self.connections: set[Connection | Http2Connection] = set()
@@ -80,23 +116,26 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT) if catch_signals else ():
             loop.add_signal_handler(number, self.stop)
         renewal = asyncio.create_task(self._certificate.keep_fresh()) if self._certificate else None
-        servers = []
-        for application, listener, context, open_to_strangers in self._served:
+        doors = []
+        for application, listener, certificate, open_to_strangers in self._served:
             room = Room(_AT_ONCE * application.body_bytes)
             strangers = Strangers() if open_to_strangers else None
             if strangers is not None:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
             make = functools.partial(Connection, self, application, room, strangers)
-            limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if context else {}
-            servers.append(await loop.create_server(make, sock=listener, ssl=context, backlog=_BACKLOG, **limit))
+            doors.append(_Door(make, listener, certificate))
+            await doors[-1].open()
         self.started = True
         try:
             while not self.ending:
                 await asyncio.sleep(_LOOK_SECONDS)
                 await self._look()
+                for door in doors:
+                    if door.is_outdated:
+                        await door.open()
         finally:
-            for server in servers:
-                server.close()
+            for door in doors:
+                door.close()
             await self._finish()
             if renewal is not None:
                 renewal.cancel()

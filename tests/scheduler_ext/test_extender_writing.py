@@ -24,13 +24,13 @@ from tests.scheduler_ext.extender_support import FakeApi, cards, node, pod
 from vcuda.kube.errors import ApiError, ApiUnreachable
 
 
-def certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
+def certificate(directory: Path, name: str, *kind: str) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key, `kind` as openssl's -newkey says it (RSA)."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the test certificates, is not installed")
     signed, key = directory / f"{name}.crt", directory / f"{name}.key"
     command = [
-        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+        "openssl", "req", "-x509", "-newkey", *(kind or ("rsa:2048",)), "-nodes", "-days", "2", "-subj", f"/CN={name}",
         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(signed),
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=60)

@@ -1,0 +1,119 @@
+"""The server's certificate and its clients' authorities while their files change."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from scheduler_ext.http import certificate as renewal
+from scheduler_ext.http import server as servers
+from scheduler_ext.http.certificate import ServerCertificate
+from tests.scheduler_ext.test_extender_server import Application, answer, post
+from tests.scheduler_ext.test_extender_writing import certificate
+
+EC = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+
+
+def serving(served: ServerCertificate, work: Callable[[tuple[str, int]], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        application = Application()
+        application.body_bytes = 1 << 20
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = listener.getsockname()
+        server = servers.Server(cast(Any, application), listener, served)
+        task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
+        try:
+            await work(address)
+        finally:
+            server.stop()
+            await task
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(whole())
+
+
+async def shown(address: tuple[str, int]) -> bytes:
+    """The certificate that a new connection is given."""
+    trusted = ssl.create_default_context()
+    trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection(*address, ssl=trusted)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return bytes(found)
+
+
+async def soon(holds: Callable[[], Awaitable[bool]]) -> bool:
+    for _ in range(100):
+        if await holds():
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+def replace(new: tuple[Path, Path], old: tuple[Path, Path]) -> None:
+    for source, target in zip(new, old, strict=True):
+        shutil.copy(source, target.with_suffix(".new"))
+        target.with_suffix(".new").replace(target)
+
+
+@pytest.mark.parametrize("kinds", [(EC, ()), ((), EC), ((), ())], ids=["EC to RSA", "RSA to EC", "RSA to RSA"])
+def test_a_certificate_of_another_kind_of_key_is_the_one_that_new_connections_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[tuple[str, ...], tuple[str, ...]]
+) -> None:
+    monkeypatch.setattr(renewal, "_LOOK_SECONDS", 0.05)
+    pair, later = certificate(tmp_path, "server", *kinds[0]), certificate(tmp_path, "later", *kinds[1])
+    new = ssl.PEM_cert_to_DER_cert(later[0].read_text())
+
+    async def work(address: tuple[str, int]) -> None:
+        trusted = ssl.create_default_context(cafile=str(pair[0]))
+        reader, writer = await asyncio.open_connection(*address, ssl=trusted, server_hostname="127.0.0.1")
+        assert await shown(address) == ssl.PEM_cert_to_DER_cert(pair[0].read_text())
+        replace(later, pair)
+
+        async def renewed() -> bool:
+            return await shown(address) == new
+
+        assert await soon(renewed)
+        writer.write(post("/x", b"y"))  # who was connected before is served on
+        assert (await answer(reader))[:2] == (200, b"/x||y")
+        writer.close()
+
+    serving(ServerCertificate(*map(str, pair)), work)
+
+
+def test_who_only_the_replaced_authority_signed_is_let_in_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "_LOOK_SECONDS", 0.05)
+    pair = certificate(tmp_path, "server")
+    clients = {name: certificate(tmp_path, name) for name in ("old", "new")}
+    authority = tmp_path / "authority.crt"
+    shutil.copy(clients["old"][0], authority)
+
+    async def lets_in(address: tuple[str, int], name: str) -> bool:
+        trusted = ssl.create_default_context(cafile=str(pair[0]))
+        trusted.load_cert_chain(*clients[name])
+        try:
+            reader, writer = await asyncio.open_connection(*address, ssl=trusted, server_hostname="127.0.0.1")
+            writer.write(post("/x", b"y"))
+            found = (await answer(reader))[:2] == (200, b"/x||y")
+            writer.close()
+        except (OSError, asyncio.IncompleteReadError):  # TLS 1.3: refused after the handshake seems done
+            return False
+        return found
+
+    async def work(address: tuple[str, int]) -> None:
+        assert await lets_in(address, "old") and not await lets_in(address, "new")
+        shutil.copy(clients["new"][0], authority)
+        assert await soon(lambda: lets_in(address, "new"))
+        assert not await lets_in(address, "old")
+
+    serving(ServerCertificate(*map(str, pair), str(authority)), work)
