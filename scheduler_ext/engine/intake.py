@@ -53,6 +53,7 @@ class Intake:
         """See Engine.synced."""
         self._cache.unsynced.discard(kind)
         if not self._cache.unsynced & {"nodes", "pods"}:
+            self._preemption.see_early()
             self._held.begin()
         if not self._cache.unsynced and not self._looked:
             self._looked = True

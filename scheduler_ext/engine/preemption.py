@@ -187,6 +187,7 @@ class Preemption:
     def __init__(self, cache: SchedulerCache, gangs: GangPlaces) -> None:
         self._cache, self._gangs = cache, gangs
         self._time, self._tried = PreemptTime(cache.clock), TriedNodes()
+        self._early: dict[str, Mapping[str, Any]] = {}  # nominated pods that were listed before their nodes
 
     def begin(
         self, asked: PodRequest, pod: Mapping[str, Any], proposed: Mapping[str, Victims]
@@ -289,6 +290,7 @@ class Preemption:
     def see_nomination(self, uid: str, pod: Mapping[str, Any]) -> None:
         """Follow `status.nominatedNodeName` of a pod that is not bound."""
         node, record = objects.nomination(pod), self._cache.pods.get(uid)
+        self._early.pop(uid, None)
         if record is not None and record.state is not State.NOMINATED:
             return
         if not node:
@@ -299,10 +301,20 @@ class Preemption:
         self._cache.nominations.show(uid)
         if record is not None and record.node == node:
             return
+        if "nodes" in self._cache.unsynced:
+            self._early[uid] = pod
+            return
         kept = self._cache.nominations.plan(uid, node)
         new = kept.record if kept is not None else self._nominated(pod, node)
         if new is not None:
             self._cache.pods.put(replace(new, since=self._cache.clock()))
+
+    def see_early(self) -> None:
+        """Both first lists are complete: see the nominations that were listed before the nodes."""
+        early, self._early = self._early, {}
+        for uid, pod in early.items():
+            if uid in self._cache.waiting:
+                self.see_nomination(uid, pod)
 
     def _nominated(self, pod: Mapping[str, Any], node: str) -> Record | None:
         """What to keep for a pod that another extender, or we before a restart, preempted for."""

@@ -289,6 +289,38 @@ def test_freed_cards_are_kept_for_the_preemptor(seen: str) -> None:
     assert engine.figures()["free_cores"] == 0 and engine.overbooked() == []
 
 
+@pytest.mark.parametrize("first", ["nodes", "pods"])
+def test_after_a_restart_freed_cards_are_kept_whichever_list_comes_first(first: str) -> None:
+    engine = Engine(NAMES)
+    new = important(pod("new", 80, uid="new"), 10)
+    for kind in (first, {"nodes": "pods", "pods": "nodes"}[first]):
+        if kind == "nodes":
+            engine.see_node(node("a", cards("a", 1)))
+        else:
+            engine.see_pod(nominated(new, "a"))
+        engine.synced(kind)
+    assert engine.filter(important(pod("thief", 30), 0), ["a"]).chosen is None
+    assert engine.filter(new, ["a"]).chosen == "a"
+
+
+@pytest.mark.parametrize("then", ["taken back", "gone", "bound"])
+def test_a_nomination_that_ended_before_the_nodes_were_listed_keeps_nothing(then: str) -> None:
+    engine = Engine(NAMES)
+    new = important(pod("new", 80, uid="new"), 10)
+    engine.see_pod(nominated(new, "a"))
+    if then == "taken back":
+        engine.see_pod(new)
+    elif then == "gone":
+        engine.lose_pod("new")
+    else:
+        engine.see_pod(holding("new", "b", "GPU-b-0", cores=80))
+    engine.synced("pods")
+    for name in ("a", "b"):
+        engine.see_node(node(name, cards(name, 1)))
+    engine.synced("nodes")
+    assert engine.filter(pod("other", 90, uid="other"), ["a"]).chosen == "a"
+
+
 def test_who_is_more_important_may_take_them_all_the_same() -> None:
     x = holding("x", "a", "GPU-a-0", cores=90)
     engine = engine_with(node("a", cards("a", 1)), x)
