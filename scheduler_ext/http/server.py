@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import resource
 import signal
 import socket
@@ -22,6 +23,7 @@ from scheduler_ext.http.http2.connection import Http2Connection
 from scheduler_ext.http.room import Room
 from scheduler_ext.http.strangers import UNREAD_BYTES, Strangers
 
+_log = logging.getLogger(__name__)
 _BACKLOG = 512
 _HANDSHAKE_SECONDS = 5.0
 _READ_BYTES = 256 * 1024
@@ -39,24 +41,36 @@ class _Door:
         self._make, self._listener, self._certificate = make, listener, certificate
         self._context: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
-
-    @property
-    def is_outdated(self) -> bool:
-        """The files of the certificate have changed since the door was opened."""
-        return self._certificate is not None and self._certificate.context is not self._context
+        self._told = False
 
     async def open(self) -> None:
-        """Accept by what the certificate's files say now. Who is connected stays, and who waits to be accepted."""
-        self._context = self._certificate.context if self._certificate else None
-        limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if self._context else {}
-        before, self._server = (
-            self._server,
-            await asyncio.get_running_loop().create_server(
-                self._make, sock=self._listener.dup(), ssl=self._context, backlog=_BACKLOG, **limit
-            ),
-        )
-        if before is not None:
-            before.close()
+        """Accept by what the certificate's files say. Who is connected stays, and who waits to be accepted."""
+        context = self._certificate.context if self._certificate else None
+        limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if context else {}
+        listener = self._listener.dup()  # a server closes its own
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                self._make, sock=listener, ssl=context, backlog=_BACKLOG, **limit
+            )
+        except BaseException:
+            listener.close()
+            raise
+        if self._server is not None:
+            self._server.close()
+        self._server, self._context = server, context
+
+    async def renew(self) -> None:
+        """Open anew if the certificate's files have changed."""
+        if self._certificate is None or self._certificate.context is self._context:
+            return
+        try:
+            await self.open()
+        except OSError as error:  # connections have all descriptors; it is tried again at the next look
+            if not self._told:
+                _log.warning("the renewed certificate cannot be served yet, the old one stays in use: %s", error)
+            self._told = True
+        else:
+            self._told = False
 
     def close(self) -> None:
         """Accept nobody any more."""
@@ -131,8 +145,7 @@ class Server:
                 await asyncio.sleep(_LOOK_SECONDS)
                 await self._look()
                 for door in doors:
-                    if door.is_outdated:
-                        await door.open()
+                    await door.renew()
         finally:
             for door in doors:
                 door.close()
