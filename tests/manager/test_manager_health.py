@@ -85,8 +85,8 @@ def test_a_kubelet_that_has_stopped_watching_is_told_again(node: Node, monkeypat
     assert node.kubelet.registrations == before and node.kubelet.healthy(NAMES.core) == 0
     monkeypatch.setattr(registration, "_UNWATCHED_S", 0.3)
     node.kubelet.wait_devices(200)
-    eventually(lambda: well(node), "health")
-    assert node.kubelet.registrations >= before + 2
+    eventually(lambda: well(node), "health")  # as soon as it is about to tell
+    eventually(lambda: node.kubelet.registrations >= before + 2, "both resources registered again")
 
 
 def test_waiting_for_kubelet_is_no_illness(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
