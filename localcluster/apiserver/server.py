@@ -23,6 +23,7 @@ from localcluster.apiserver import errors, proxy, resources, selectors, table
 from localcluster.apiserver.faults import Fault, Hook, Request
 from localcluster.apiserver.logs import exec_path, fetch_log
 from localcluster.apiserver.operations import Operations
+from localcluster.apiserver.pages import Pages
 from localcluster.apiserver.resources import Target
 from localcluster.apiserver.store import Store
 from localcluster.certificates import Certificate
@@ -72,6 +73,12 @@ def _since(query: Mapping[str, str]) -> int | None:
         raise errors.bad_request("resourceVersion and timeoutSeconds must be numbers") from None
 
 
+def _number(words: str | None) -> int:
+    if words and not words.isdecimal():
+        raise errors.bad_request("limit must be a number")
+    return int(words or 0)
+
+
 class Server:
     """The API server as the other parts see it: a URL and a kubeconfig. With `certificate` it speaks TLS.
 
@@ -89,6 +96,7 @@ class Server:
         self.hook: Hook = lambda _: None
         self.control: Callable[[Request], JsonObject | None] = lambda _: None
         self.operations = Operations(history)
+        self._pages = Pages()
         self._directory = directory
         self._certificate: Certificate | None = None
         try:
@@ -207,17 +215,18 @@ class Server:
             bookmarks = query.get("allowWatchBookmarks") == "true" and not as_table
             found = store.watch(_since(query), target.namespace, selector, bookmarks=bookmarks)
             return self._events(found, target, as_table)
+        limit, begun = _number(query.get("limit")), query.get("continue", "")
         with self.operations.lock:
-            items, version = store.list(target.namespace, selector), str(store.version)
+            if begun and not as_table:
+                items, metadata = self._pages.go_on(begun, limit)
+            else:
+                present, version = store.list(target.namespace, selector), str(store.version)
+                items, metadata = self._pages.begin(present, version, 0 if as_table else limit)
         if as_table:
-            return _json(table.render(items, version, target.resource))
-        metadata: JsonObject = {"resourceVersion": version}
-        limit, begin = int(query.get("limit") or 0), int(query.get("continue") or 0)
-        if limit and begin + limit < len(items):
-            metadata["continue"] = str(begin + limit)
+            return _json(table.render(list(items), metadata["resourceVersion"], target.resource))
         return _json({
             "kind": f"{target.resource.kind}List", "apiVersion": target.resource.api_version,
-            "metadata": metadata, "items": items[begin : begin + limit] if limit else items,
+            "metadata": metadata, "items": items,
         })  # fmt: skip
 
     @staticmethod

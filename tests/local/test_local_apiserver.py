@@ -223,6 +223,44 @@ def test_a_watch_follows_a_list_and_a_selector_makes_objects_appear_and_vanish(c
     assert seen["spec.nodeName=n1"] == ["ADDED", "MODIFIED", "DELETED"]
 
 
+def test_all_pages_of_a_list_are_of_one_moment(core: Any, make_pod: Pod) -> None:
+    """Counted in what is there at each page, one was in none where one before it went, and what changed in a page that
+    had been given was in neither list nor watch: the extender held such a card to be free, and booked it twice.
+    """
+    for name in "acegi":
+        core.create_namespaced_pod("default", make_pod(name))
+    page = core.list_pod_for_all_namespaces(limit=2)
+    version, names = page.metadata.resource_version, [item.metadata.name for item in page.items]
+    core.delete_namespaced_pod("a", "default", grace_period_seconds=0)
+    core.create_namespaced_pod("default", make_pod("b"))
+    bind(core, "c")
+    while page.metadata._continue:
+        page = core.list_pod_for_all_namespaces(limit=2, _continue=page.metadata._continue)
+        assert page.metadata.resource_version == version
+        names += [item.metadata.name for item in page.items]
+    assert names == list("acegi")
+    watch = kubernetes.watch.Watch().stream(
+        core.list_pod_for_all_namespaces, resource_version=version, timeout_seconds=1
+    )
+    assert [(event["type"], event["object"].metadata.name) for event in watch] == [
+        ("DELETED", "a"),
+        ("ADDED", "b"),
+        ("MODIFIED", "c"),
+    ]
+
+
+def test_a_page_that_is_not_there_any_more_is_410_and_one_that_never_was_400(core: Any, make_pod: Pod) -> None:
+    for name in "abc":
+        core.create_namespaced_pod("default", make_pod(name))
+    old = core.list_pod_for_all_namespaces(limit=1).metadata._continue
+    for _ in range(100):
+        core.list_pod_for_all_namespaces(limit=1)
+    for words, wanted in ((old, (410, "Expired")), ("x", (400, "BadRequest"))):
+        with pytest.raises(ApiException) as error:
+            core.list_pod_for_all_namespaces(limit=1, _continue=words)
+        assert status_of(error)[:2] == wanted
+
+
 def test_a_watch_delivers_what_happens_later(core: Any, make_pod: Pod) -> None:
     timer = threading.Timer(0.3, core.create_namespaced_pod, ("default", make_pod("late")))
     timer.start()
