@@ -21,7 +21,7 @@ from scheduler_ext.admission.rules import (
     decide_class,
 )
 from scheduler_ext.http.exchange import Answer, Request
-from scheduler_ext.http.pages import METRICS, TEXT, Pages
+from scheduler_ext.http.pages import TEXT, MetricsPage, Pages
 from scheduler_ext.protocol import admission_v1
 from scheduler_ext.protocol.admission_v1 import Review
 from scheduler_ext.protocol.extender_v1 import BadInput
@@ -66,7 +66,7 @@ class Probes(Pages):
         well = Answer(200, b"ok\n", TEXT)
         self.gets |= {
             "/healthz": lambda _: well, "/readyz": lambda _: well,
-            "/metrics": lambda _: Answer(200, generate_latest(metrics.registry), METRICS),
+            "/metrics": MetricsPage(partial(generate_latest, metrics.registry)),
         }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from scheduler_ext.engine.gangs import Plan, PlannedRefusal
 from scheduler_ext.engine.intake import MOST_LIGHT
 from scheduler_ext.http.exchange import Answer, Later, Request, error
 from scheduler_ext.http.overview import OverviewData, html
-from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
+from scheduler_ext.http.pages import TEXT, MetricsPage, Page, Pages
 from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, ExtenderArgs, Verdict
@@ -266,7 +266,7 @@ class Probes(Pages):
         self._explaining = asyncio.Lock()
         self.gets |= {
             "/scheduler/version": self.gets["/version"], "/healthz": self._healthz, "/readyz": self._readyz,
-            "/metrics": lambda _: Answer(200, engine.metrics.render(), METRICS),
+            "/metrics": MetricsPage(engine.metrics.render),
         }  # fmt: skip
         if refusal is not None:
             self.gets["/"] = html

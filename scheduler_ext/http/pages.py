@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Awaitable, Callable
 
 import orjson
@@ -11,9 +13,27 @@ from scheduler_ext.http.exchange import Answer, Later, Request, error
 from scheduler_ext.protocol.reasons import ExtenderReason
 
 TEXT = "text/plain; charset=utf-8"
-METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_MADE_A_SECOND = 10  # texts of metrics; a text takes a millisecond of the loop, to send one that is there a tenth of it
 
 Page = Callable[[Request], Answer | Awaitable[Answer] | Later[Answer]]
+
+
+class MetricsPage:
+    """Ten texts a second; who asks after that is sent the last one. Anybody may ask, from many addresses at once."""
+
+    def __init__(self, render: Callable[[], bytes]) -> None:
+        self._render = render
+        self._text, self._made, self._since = b"", 0, -math.inf
+
+    def __call__(self, _: Request) -> Answer:
+        now = time.monotonic()
+        if now >= self._since + 1:
+            self._since, self._made = now, 0
+        if self._made < _MADE_A_SECOND:
+            self._text = self._render()
+            self._made += 1
+        return Answer(200, self._text, _METRICS_TYPE)
 
 
 class Pages:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import cast
 
 import pytest
 
+from scheduler_ext.admission import app as admission
 from scheduler_ext.http import strangers as module
+from scheduler_ext.http.app import Probes
+from scheduler_ext.http.exchange import Answer, Request
 from scheduler_ext.http.strangers import Strangers
+from tests.scheduler_ext.extender_engine import engine_with
 
 
 class Fake:
@@ -94,3 +99,26 @@ def test_the_oldest_connection_of_the_address_with_the_most_makes_room(monkeypat
     for _ in range(2):
         strangers.enter(Fake("10.0.0.1", turns))
     assert not probe.aborted
+
+
+@pytest.mark.parametrize("of", ["extender", "webhook"])
+def test_who_asks_for_metrics_after_ten_others_within_a_second_is_sent_what_the_tenth_was(
+    monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """A text takes a millisecond: 900 addresses that took their turns kept kubelet's probes waiting for 4.5 s."""
+    counted = admission.Metrics()
+    probes = Probes(engine_with()[0]) if of == "extender" else admission.Probes(counted)
+    change = probes.bad if of == "extender" else counted.reviews.labels("bad").inc
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def text() -> bytes:
+        change()
+        return cast(Answer, probes.answer(Request("GET", "/metrics", "", b"", None))).body
+
+    texts = [text() for _ in range(12)]
+    assert len(set(texts)) == 10 and texts[9] == texts[10] == texts[11]
+    clock[0] += 0.99
+    assert text() == texts[9]
+    clock[0] += 0.02
+    assert text() not in texts
