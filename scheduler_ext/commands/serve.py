@@ -173,7 +173,9 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("election").inc,
         )  # fmt: skip
         self._reads = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
-        self._binder = Binder(api, engine, self._reads, self._standby_reason)
+        self._binder = Binder(
+            api, engine, self._reads, self._standby_reason, late_seconds=settings.api_timeout_seconds + _ON_THE_WAY
+        )
         self._sweeper = Worker(
             "sweeper", lambda: _sweep(engine, self._binder),
             failed=engine.metrics.worker_failures.labels("sweeper").inc,
@@ -293,6 +295,8 @@ class _Replica:
     async def _disconnect(self) -> None:
         self._followers.end()
         await self._binder.close()
+        if self._election is not None and not self._lost:
+            await self._binder.outlive()  # the lease is ours until then; without one, who comes next waits
 
     def run(self) -> None:
         """Serve until a signal, or until the lease is not its own any more. Raises LostLease."""
@@ -322,7 +326,7 @@ class _Replica:
         if self._probes is not None:
             _log.info("probes on http://%s", addresses.with_port(*self._probes.getsockname()[:2]))
         try:
-            # The lease is given back after this: no write of ours may be under way then.
+            # The lease is given back after this: no write of ours may be under way then, or be carried out later.
             self._server.run(self._followers.begin, self._disconnect)
         finally:
             for informer in self._informers:

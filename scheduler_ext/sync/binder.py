@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from functools import partial
@@ -30,6 +32,7 @@ _NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
 _AT_ONCE = 128
 _BEYOND = 256  # of those that take long: as many of slow namespaces, and so many more of who was not known to be
 _READS = 8  # the same of reads; each is a thread of the executor's
+_LOOK_SECONDS = 0.2
 
 
 class Binder:
@@ -46,15 +49,16 @@ class Binder:
         standby_reason: Callable[[], str | None] = lambda: None,
         *,
         gang_wait_seconds: float = 3.0,
+        late_seconds: float = 11.0,
         writer: Writer | None = None,
         asking: Lanes | None = None,
     ) -> None:
         """`standby_reason` says why nothing may be written now, or None; it is asked right before each write.
 
         A member of an incomplete gang waits `gang_wait_seconds` for the others, which must be less than kube-scheduler
-        waits for us.
+        waits for us. `late_seconds`: after it was begun a write without an answer may still be carried out.
         """
-        self._gang_wait = gang_wait_seconds
+        self._gang_wait, self._late_seconds = gang_wait_seconds, late_seconds
         self._api, self._engine, self._executor = api, engine, executor
         self._standby_reason = standby_reason
         self._writer = writer or Writer(api)
@@ -62,6 +66,7 @@ class Binder:
         self._turns, self._reading = Turns(_AT_ONCE, beyond=_BEYOND), Turns(_READS)
         self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
         self._late: set[asyncio.Task[Refused | None]] = set()
+        self._unanswered: dict[str, float] = {}  # by UID: until when a write may be carried out
 
     async def bind(self, args: BindingArgs) -> Refused | None:
         """Bind a pod; None means that it is bound to the node. Equal calls at the same time share one write."""
@@ -93,6 +98,7 @@ class Binder:
             done(begun if isinstance(begun, Refused) else None)
             return True
         running = self._running[args] = asyncio.get_running_loop().create_future()
+        sent = time.monotonic()
 
         def end(refused: Refused | None) -> None:
             del self._running[args]
@@ -111,7 +117,7 @@ class Binder:
                 self._engine.end_bind(args.uid, State.BOUND)
                 end(None)
             else:
-                later(self._failed(args, problem))
+                later(self._failed(args, problem, sent))
 
         try:
             if self._standby_reason() is None and self._writer.begin(*self._of(args, begun), written):
@@ -120,7 +126,7 @@ class Binder:
                 later(self._write(args, begun))
         except Exception as error:  # noqa: BLE001 - as in `_write`
             self._turns.give_back(args.namespace)
-            later(self._failed(args, error))
+            later(self._failed(args, error, sent))
         return True
 
     async def close(self) -> None:
@@ -133,6 +139,24 @@ class Binder:
         while self._running:
             await asyncio.wait(self._running.values())
         await self._writer.close()
+
+    async def outlive(self) -> None:
+        """Wait until no write that failed without a word of its result can be carried out any more.
+
+        That it was not when we looked says nothing: the connection broke, and the API server goes on with what it has.
+        """
+        while (now := time.monotonic()) < max(map(self._may_be_carried_out, self._unanswered), default=now):
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _may_be_carried_out(self, uid: str) -> float:
+        """Until when on our clock."""
+        return -math.inf if self._engine.bound_to(uid) is not None else self._unanswered[uid]
+
+    def _remember(self, uid: str, sent: float) -> None:
+        now, ones = time.monotonic(), self._unanswered
+        while ones and ones[oldest := next(iter(ones))] <= now:
+            del ones[oldest]
+        ones[uid] = sent + self._late_seconds
 
     async def _gang(self, uid: str) -> str | None:
         """Wait a little for the rest of the pod's gang. Returns why it must not be bound now, or None."""
@@ -237,13 +261,14 @@ class Binder:
             self._engine.end_bind(args.uid, State.ASSUMED)
             return Refused(ExtenderReason.NOT_LEADER, problem)
         self._engine.metrics.writes.inc()
+        sent = time.monotonic()
         try:
             try:
                 await self._writer.bind(*self._of(args, write))
             finally:
                 self._turns.give_back(args.namespace)
         except Exception as error:  # noqa: BLE001 - whatever it is, a booking must not stay in BINDING for ever
-            return await self._failed(args, error)
+            return await self._failed(args, error, sent)
         self._engine.end_bind(args.uid, State.BOUND)
         return None
 
@@ -251,7 +276,7 @@ class Binder:
     def _of(args: BindingArgs, write: Write) -> tuple[str, str, str, str, Mapping[str, str]]:
         return args.namespace, args.name, args.uid, write.node, write.annotations
 
-    async def _failed(self, args: BindingArgs, error: Exception) -> Refused | None:
+    async def _failed(self, args: BindingArgs, error: Exception, sent: float) -> Refused | None:
         if isinstance(error, ApiError):
             if error.status == _NOT_FOUND:
                 self._engine.end_bind(args.uid, None)
@@ -259,6 +284,8 @@ class Binder:
             if error.status != _CONFLICT and error.status < _SERVER_ERROR:
                 self._engine.end_bind(args.uid, State.ASSUMED)
                 return Refused(ExtenderReason.BIND_FAILED, str(error))
+        if not isinstance(error, ApiError) or error.status != _CONFLICT:
+            self._remember(args.uid, sent)
         problem = str(error) or type(error).__name__
         self._doubt(args, problem)
         if self._reading.take(args.namespace):  # else `settle` looks

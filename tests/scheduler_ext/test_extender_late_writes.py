@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,106 @@ def test_a_restarted_extender_waits_for_what_the_killed_one_wrote(api: FakeApi, 
         assert _held(api) == ["GPU-a-0"]
     finally:
         served.stop()
+
+
+class Way:
+    """Between an extender and the API server: cut, the first is told, and the second goes on with what it has."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ours: list[socket.socket] = []
+        self._theirs: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = self._listener.accept()
+                other = socket.create_connection(("127.0.0.1", self._to))
+                self._ours.append(one)
+                self._theirs.append(other)
+                for pair in ((one, other), (other, one)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    def cut(self) -> None:
+        for one in self._ours:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        for one in (self._listener, *self._ours, *self._theirs):
+            one.close()
+
+
+@pytest.fixture
+def way(api: FakeApi) -> Iterator[Way]:
+    made = Way(int(api.url.rpartition(":")[2]))
+    yield made
+    made.close()
+
+
+def test_a_leader_that_ends_keeps_the_lease_while_a_write_of_it_may_be_carried_out(
+    api: FakeApi, tmp_path: Path, way: Way
+) -> None:
+    """The connection broke, so the Binding's result was not known; the lease was given back at once, and the successor
+    gave the card away before the API server carried the Binding out: two pods with all of it.
+    """
+    api.put("nodes", node("a", cards("a", 1)))
+    first, second = pod("first", 100, None, uid="u1"), pod("second", 100, None, uid="u2")
+    api.put("pods", first)
+    arrived, usual = threading.Event(), api.hook
+
+    def hook(request: Request) -> Fault | None:
+        if request.path.endswith("/first/binding") and not arrived.is_set():
+            arrived.set()
+            return Fault(stalled_s=2.5)
+        return usual(request)
+
+    api.hook = hook
+    direct = api.kubeconfig(tmp_path)
+    (tmp_path / "way").write_text(Path(direct).read_text().replace(api.url, f"http://127.0.0.1:{way.port}"))
+    options = "--api-timeout-seconds", "3", "--lease", "default/extender", "--lease-seconds", "6"
+
+    def explained(one: Served) -> httpx.Response:
+        return httpx.get(one.url + "/explain/default/nobody")
+
+    ending = Served("--kubeconfig", str(tmp_path / "way"), "--assume-seconds", "60", *options)
+    running = [ending]
+    try:
+        eventually(lambda: explained(ending).status_code == 404, 30)
+        next_one = Served("--kubeconfig", direct, "--assume-seconds", "60", *options)
+        running.append(next_one)
+        eventually(lambda: "holds lease" in explained(next_one).text)
+        assert _post(ending.url, "filter", {"Pod": first, "NodeNames": ["a"]}).json()["NodeNames"] == ["a"]
+        answers: list[httpx.Response] = []
+        binding = threading.Thread(target=lambda: answers.append(_post(ending.url, "bind", _args(first))))
+        binding.start()
+        assert arrived.wait(10)
+        way.cut()
+        binding.join(10)
+        assert "BindFailed" in answers[0].json()["Error"]
+        assert ending.stop() == 0
+        api.put("pods", second)
+        eventually(lambda: explained(next_one).status_code == 404, 30)
+        answer = _post(next_one.url, "filter", {"Pod": second, "NodeNames": ["a"]}).json()
+        if answer["NodeNames"]:
+            assert _post(next_one.url, "bind", _args(second)).json()["Error"] == ""
+        eventually(lambda: _held(api))
+        threading.Event().wait(2.5)
+        assert _held(api) == ["GPU-a-0"]
+    finally:
+        for one in running:
+            one.stop()
 
 
 def test_only_pods_that_waited_at_the_start_are_waited_for() -> None:
