@@ -52,6 +52,11 @@ class ServerCertificate:
             context.verify_mode = ssl.CERT_OPTIONAL
         except (OSError, ssl.SSLError) as error:
             raise BadCertificate(f"client CA {self._client_ca} cannot be used: {error}") from error
+        if not context.cert_store_stats()["x509_ca"]:
+            _log.warning(
+                "client CA %s holds no authority: it lets in only a certificate that is in it and signed itself",
+                self._client_ca,
+            )
 
     def _fingerprint(self) -> tuple[tuple[int, int], ...]:
         try:
@@ -63,6 +68,7 @@ class ServerCertificate:
 
     async def keep_fresh(self) -> None:
         """Look for changed files until cancelled, and make `context` anew when they are whole."""
+        said: object = None
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             found = self._fingerprint()
@@ -72,7 +78,9 @@ class ServerCertificate:
                 # A new one: OpenSSL would keep an old certificate whose key is of another kind, and old clients' CAs.
                 self.context = self._fresh()
             except BadCertificate as error:
-                _log.warning("%s; the old certificate stays in use", error)
+                if said != (found, str(error)):
+                    said = found, str(error)
+                    _log.warning("%s; what was in use before stays so, and it is tried again every 2 s", error)
                 continue
             self._seen = found
             _log.info("the certificate was reloaded")

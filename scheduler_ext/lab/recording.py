@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import collections
+import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,22 @@ _GROUP_LABELS = (POD_GROUP_LABEL, OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_L
 _log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
+
+
+def _open(path: Path) -> IO[bytes]:
+    """Names of pods and nodes are not for everybody."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=2**16)  # noqa: PTH123
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nothing is lost where a recording takes the place of what is there. Raises OSError."""
+    if not path.exists():
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        beginning = file.read(512)
+    return not beginning or FORMAT.encode() in beginning
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -104,7 +122,7 @@ class Recorder:
         *,
         most_bytes: int,
         retry_seconds: float = _RETRY_SECONDS,
-        open_file: Callable[[Path], IO[bytes]] = lambda path: path.open("wb", buffering=2**16),
+        open_file: Callable[[Path], IO[bytes]] = _open,
     ) -> None:
         self._path, self._names, self._open = path, names, open_file
         self._header = {"kind": "header", "format": FORMAT, "version": VERSION, **header}
@@ -126,7 +144,7 @@ class Recorder:
         self.worker = Worker("recorder", self._once)
 
     def start(self) -> None:
-        """Begin the file. Raises OSError if it can't be written now: that is a mistake in the settings."""
+        """Begin the file. Raises OSError, a mistake in the settings, if it can't be written or is no recording."""
         self._begin_part()
         self.worker.start()
 
@@ -246,10 +264,14 @@ class Recorder:
         if self._file is not None:
             self._file.close()
             self._file = None
+        before = self._path.with_name(self._path.name + ".1")
+        for path in (self._path, before):
+            if not _is_ours(path):
+                raise FileExistsError(errno.EEXIST, f"what {path} holds is no recording")
         if self._path.exists() and self._path.stat().st_size:
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._path.replace(before)
         self._file = self._open(self._path)
-        self._path.chmod(0o600)  # names of pods and nodes are not for everybody
+        self._path.chmod(0o600)
         known = [self._quotas] if self._quotas else []
         lines = [self._encoded({**self._header, "at_ns": time.time_ns()}), *known]
         lines += [*self._nodes.values(), *self._pods.values()]

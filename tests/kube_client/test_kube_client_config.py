@@ -54,7 +54,12 @@ def test_an_unusable_kubeconfig_is_one_clear_message(tmp_path: Path, changes: di
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "message"), [("{{{", "is not YAML"), ("", "incomplete"), ("[1]", "incomplete")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{{{", "is not YAML"), ("", "incomplete"), ("[1]", "incomplete"), ("a: [" * 200_000, "nested too deep"),
+    ],
+)  # fmt: skip
 def test_a_file_that_is_none(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config").write_text(content)
     with pytest.raises(NoConfiguration, match=message):

@@ -146,3 +146,34 @@ def test_who_only_the_replaced_authority_signed_is_let_in_no_more(
         assert not await lets_in(address, "old")
 
     serving(ServerCertificate(*map(str, pair), str(authority)), work)
+
+
+def test_files_that_can_not_be_used_are_told_of_once_until_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(renewal, "_LOOK_SECONDS", 0.02)
+    pair = certificate(tmp_path, "server")
+    authority = tmp_path / "authority.crt"
+    shutil.copy(pair[0], authority)
+
+    def told() -> int:
+        return sum("cannot be used" in line for line in caplog.messages)
+
+    async def work(address: tuple[str, int]) -> None:
+        for times in (1, 2):
+            authority.write_text("rubbish" * times)
+            await asyncio.sleep(0.5)
+            assert told() == times
+        assert await shown(address)
+
+    serving(ServerCertificate(*map(str, pair), str(authority)), work)
+
+
+def test_a_file_of_authorities_without_one_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Everybody whom it does not hold itself is sent away, and nothing said why."""
+    leaf = certificate(tmp_path, "leaf", "rsa:2048", "-addext", "basicConstraints=critical,CA:FALSE")
+    pair = certificate(tmp_path, "server")
+    ServerCertificate(*map(str, pair), str(pair[0]))
+    assert caplog.messages == []
+    ServerCertificate(*map(str, pair), str(leaf[0]))
+    assert [f"client CA {leaf[0]} holds no authority" in line for line in caplog.messages] == [True]

@@ -97,7 +97,7 @@ def test_https_reloads_a_changed_certificate(api: FakeApi, tmp_path: Path, certi
         whole = key.read_text()
         key.write_text("half a k")
         assert served.process.stderr is not None
-        while "the old certificate stays in use" not in served.process.stderr.readline():
+        while "what was in use before stays so" not in served.process.stderr.readline():
             assert served.process.poll() is None
         assert _subject(served.url) == before
         key.write_text(whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from scheduler_ext.engine.core import Engine
+from scheduler_ext.lab import recording as recording_module
 from scheduler_ext.lab import replay
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.lab.replay import RecordingError, Replay
@@ -208,6 +210,40 @@ def test_a_full_disk_warns_once_and_the_recording_begins_again(
     assert sum(record.levelno == logging.WARNING for record in caplog.records) == 1
     recording = replay.read(tmp_path / "r")
     assert recording.lost >= 1 and Replay(recording, Policy.FGD).run().decisions >= 1
+
+
+@pytest.mark.parametrize("name", ["r", "r.1"])
+def test_what_is_no_recording_is_left_where_it_is(tmp_path: Path, name: str) -> None:
+    """A folder was renamed, a file of another program's was moved or lost, a device changed its mode."""
+
+    def refused() -> None:
+        with pytest.raises(OSError, match="is no recording"):
+            Recorder(tmp_path / "r", HEADER, NAMES, most_bytes=2**20).start()
+
+    theirs = tmp_path / name
+    theirs.mkdir()
+    refused()
+    theirs.rmdir()
+    os.mkfifo(theirs)
+    refused()
+    theirs.unlink()
+    theirs.write_text("a diary\n")
+    refused()
+    assert theirs.read_text() == "a diary\n" and list(tmp_path.iterdir()) == [theirs]
+
+
+def test_a_recording_is_read_by_its_owner_from_its_first_byte_on(tmp_path: Path) -> None:
+    modes: list[int] = []
+
+    def watched(path: Path) -> IO[bytes]:
+        file = recording_module._open(path)
+        modes.append(path.stat().st_mode & 0o777)
+        return file
+
+    recorder = Recorder(tmp_path / "r", HEADER, NAMES, most_bytes=2**20, open_file=watched)
+    recorder.start()
+    recorder.close()
+    assert modes == [0o600]
 
 
 def test_what_comes_too_fast_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -233,6 +233,8 @@ def _document(path: Path) -> dict[str, Any]:
         raise NoConfiguration(f"cannot read the kubeconfig {path}: {error}") from error
     except yaml.YAMLError as error:
         raise NoConfiguration(f"the kubeconfig {path} is not YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise NoConfiguration(f"the kubeconfig {path} is nested too deep") from error
     if not isinstance(data, dict):
         raise NoConfiguration(f"the kubeconfig {path} is incomplete: it is no mapping")
     return data
