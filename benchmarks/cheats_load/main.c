@@ -24,6 +24,7 @@ static const struct pattern patterns[] = {
     PATTERN(steady, 1, 1, 0),
     PATTERN(short_kernels, 1, 1, 0),
     PATTERN(long_kernels, 1, 1, 0),
+    PATTERN(host_bound, 1, 1, 0),
     PATTERN(one_by_one, 1, 1, 0),
     PATTERN(one_by_one_100us, 1, 1, 0),
     PATTERN(polled, 1, 1, 0),
