@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +25,7 @@ from scheduler_ext.http.pages import TEXT, MetricsPage, Pages
 from scheduler_ext.protocol import admission_v1
 from scheduler_ext.protocol.admission_v1 import Review
 from scheduler_ext.protocol.extender_v1 import BadInput
+from scheduler_ext.state.lines import Lines
 from vcuda.logs import fields
 
 PATH = "/admission/pods"
@@ -78,6 +79,7 @@ class App(Probes):
 
     def __init__(self, rules: Rules, metrics: Metrics) -> None:
         super().__init__(metrics)
+        self._lines = Lines(time.monotonic)
         self.posts[PATH] = partial(self._review, partial(_of_pod, rules=rules))
         self.posts[TO_CLAIMS_PATH] = partial(self._review, partial(_of_pod, rules=replace(rules, claims=True)))
         self.posts[CLAIMS_PATH] = partial(self._review, partial(_of_claim, rules=rules))
@@ -88,7 +90,7 @@ class App(Probes):
     def _review(self, judge: Judge, request: Request) -> Answer:
         begin = time.perf_counter()
         try:
-            answer, result = _answered(*judge(request.body))
+            answer, result = self._answered(*judge(request.body))
         except (BadInput, RecursionError) as problem:
             self.bad()
             words = (
@@ -99,6 +101,21 @@ class App(Probes):
         self._metrics.seconds.observe(time.perf_counter() - begin)
         return Answer(200, answer)
 
+    def _answered(self, asked: Review, verdict: Verdict) -> tuple[bytes, str]:
+        if verdict.refusal is not None:
+            reason, message = verdict.refusal.reason, verdict.refusal.message
+            self._tell(asked, "refused a %s of %.200r in %.80r: %s%s", verdict.refusal, fields(reason=reason))
+            return admission_v1.refused(asked.uid, reason, message), "refused"
+        for warning in verdict.warnings:
+            self._tell(asked, "a %s of %.200r in %.80r: %.400r%s", warning)
+        result = "changed" if verdict.patch else "untouched"
+        return admission_v1.allowed(asked.uid, verdict.patch, verdict.warnings), result
+
+    def _tell(self, asked: Review, line: str, what: object, known: Mapping[str, object] | None = None) -> None:
+        """As often as a namespace may have lines: whoever may make pods there could fill the disk."""
+        if (left_out := self._lines.may(asked.namespace)) is not None:
+            _log.info(line, asked.kind, asked.user, asked.namespace, what, left_out, extra=known)
+
 
 def _of_pod(body: bytes, rules: Rules) -> tuple[Review, Verdict]:
     asked = admission_v1.read(body)
@@ -108,15 +125,3 @@ def _of_pod(body: bytes, rules: Rules) -> tuple[Review, Verdict]:
 def _of_claim(body: bytes, rules: Rules) -> tuple[Review, Verdict]:
     asked = admission_v1.read(body, (CLAIM, CLAIM_TEMPLATE, DEVICE_CLASS))
     return asked, (decide_class if asked.kind == DEVICE_CLASS else decide_claim)(asked, rules)
-
-
-def _answered(asked: Review, verdict: Verdict) -> tuple[bytes, str]:
-    if verdict.refusal is not None:
-        known = fields(reason=verdict.refusal.reason)
-        _log.info(
-            "refused a %s of %.200r in %.80r: %s", asked.kind, asked.user, asked.namespace, verdict.refusal, extra=known
-        )
-        return admission_v1.refused(asked.uid, verdict.refusal.reason, verdict.refusal.message), "refused"
-    for warning in verdict.warnings:
-        _log.info("a %s of %.200r in %.80r: %.400r", asked.kind, asked.user, asked.namespace, warning)
-    return admission_v1.allowed(asked.uid, verdict.patch, verdict.warnings), "changed" if verdict.patch else "untouched"

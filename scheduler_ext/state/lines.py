@@ -11,7 +11,7 @@ _MOST = 1024  # namespaces; of one that is forgotten nothing was left out
 
 
 class Lines:
-    """Not locked: the engine's lock covers it."""
+    """Not locked: one thread at a time asks."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

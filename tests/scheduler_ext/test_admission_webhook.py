@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import collections
 import json
+import logging
 import re
 import signal
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,9 @@ from unittest.mock import ANY
 import httpx
 import pytest
 
+from scheduler_ext.admission import app
+from scheduler_ext.admission.rules import Rules
+from scheduler_ext.http.exchange import Answer, Request
 from scheduler_ext.main import main
 from tests.scheduler_ext.extender_claims import ask, claim
 from tests.scheduler_ext.extender_support import NAMES, plain_pod, pod
@@ -28,6 +34,7 @@ class Webhook:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.chain, self.key = certificate(folder, "webhook")
+        self._asked: collections.deque[float] = collections.deque(maxlen=9)
         command = [
             sys.executable,
             "-m",
@@ -62,15 +69,17 @@ class Webhook:
         assert body["response"]["uid"] == "r-1"
         return dict(body["response"])
 
-    def figure(self, name: str) -> float:
+    def figures(self) -> dict[str, float]:
+        """Ten texts a second are made: whoever asks for more gets an old one."""
+        if len(self._asked) == self._asked.maxlen:
+            time.sleep(max(0.0, self._asked[0] + 1.1 - time.monotonic()))
+        self._asked.append(time.monotonic())
         lines = httpx.get(f"{self.probes}/metrics", timeout=20).text.splitlines()
-        return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
     def results(self) -> dict[str, float]:
-        return {
-            name: self.figure(f'vcuda_webhook_reviews_total{{result="{name}"}}')
-            for name in ("changed", "untouched", "refused", "bad")
-        }
+        found, names = self.figures(), ("changed", "untouched", "refused", "bad")
+        return {name: found[f'vcuda_webhook_reviews_total{{result="{name}"}}'] for name in names}
 
     def stop(self) -> int:
         if self.process.poll() is None:
@@ -120,7 +129,7 @@ def test_reviews_are_answered_by_tls(webhook: Webhook) -> None:
     assert {name: now[name] - before[name] for name in now} == {
         "changed": 1, "untouched": 2, "refused": 1, "bad": 0,
     }  # fmt: skip
-    assert webhook.figure("vcuda_webhook_review_seconds_count") >= 4
+    assert webhook.figures()["vcuda_webhook_review_seconds_count"] >= 4
 
 
 def nested(depth: int) -> Any:
@@ -151,6 +160,28 @@ def test_many_forged_annotations_are_told_in_a_few_words(webhook: Webhook) -> No
     told = webhook.ask(pod("p", annotations={NAMES.predicate_gpu_index(at): "1" for at in range(7000)}))
     assert len(told["warnings"]) == 9
     assert told["warnings"][-1] == "and 6992 more of this kind"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_the_log_says_of_a_namespaces_reviews_is_bounded(refused: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A line came for each review with a forged placement, however many: nine for one with thousands of annotations."""
+    application = app.App(Rules(), app.Metrics())
+    thing = pod("p", cores=150 if refused else 50, annotations={NAMES.placement: "forged"})
+    caplog.set_level(logging.INFO)
+
+    def lines(namespace: str, reviews: int) -> int:
+        caplog.clear()
+        request = {"uid": "r", "kind": {"kind": "Pod"}, "operation": "CREATE", "namespace": namespace,
+                   "userInfo": {"username": "alice"}, "object": thing}  # fmt: skip
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        for _ in range(reviews):
+            answer = application.answer(Request("POST", app.PATH, "", json.dumps(review).encode(), None))
+            assert isinstance(answer, Answer) and answer.status == 200
+        assert all(f"of 'alice' in '{namespace}': " in message for message in caplog.messages)
+        return len(caplog.messages)
+
+    assert lines("team", 1000) == 10
+    assert lines("others", 3) == 3
 
 
 @pytest.mark.parametrize(
