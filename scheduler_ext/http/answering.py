@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from scheduler_ext.http.exchange import Answer, Application, Later, Request, error
@@ -28,7 +28,15 @@ def begin(application: Application, request: Request, told: Callable[..., None],
             return answer.given
         answer.then(functools.partial(told, *of))
         return answer
-    return asyncio.get_running_loop().create_task(_finish(request, answer, functools.partial(told, *of)))
+    task = asyncio.get_running_loop().create_task(_finish(request, answer, functools.partial(told, *of)))
+    if asyncio.iscoroutine(answer):
+        # One that is cancelled before its first turn, with its connection, never comes to it: Python would warn.
+        task.add_done_callback(functools.partial(_close, answer))
+    return task
+
+
+def _close(coming: Coroutine[Any, Any, Answer], _task: asyncio.Task[None]) -> None:
+    coming.close()
 
 
 async def _finish(request: Request, coming: Awaitable[Answer], told: Callable[[Answer], None]) -> None:

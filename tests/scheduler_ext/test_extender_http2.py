@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import socket
 import ssl
@@ -576,6 +577,20 @@ def test_whatever_comes_nothing_is_left_behind() -> None:
             assert peer.room.part(None).take_now(2000)
 
     run(work)
+
+
+def test_what_had_no_turn_yet_when_its_connection_is_lost_is_closed(recwarn: pytest.WarningsRecorder) -> None:
+    """Python said on stderr, for each, that a coroutine was never awaited."""
+
+    async def work() -> None:
+        peer = Peer()
+        peer.send(request(1, "/slow"))
+        peer.connection.connection_lost(None)
+        await peer.soon()
+
+    run(work)
+    gc.collect()
+    assert [str(one.message) for one in recwarn if "never awaited" in str(one.message)] == []
 
 
 def test_over_tls_kube_scheduler_s_client_gets_what_it_offers(tmp_path: Path) -> None:
