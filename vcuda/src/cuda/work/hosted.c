@@ -69,6 +69,7 @@ void vc_tracker_holds_legacy(struct vc_tracker *tracker)
 void vc_tracker_legacy_holds(struct vc_tracker *tracker)
 {
     vc_store_relaxed(&tracker->legacy_until_ns, vc_now_ns() + HOSTED_NS);
+    vc_add_relaxed(&tracker->legacy_hosts, 1);
 }
 
 bool vc_tracker_legacy_held(struct vc_tracker *tracker)

@@ -20,6 +20,8 @@ struct vc_stream_lane {
     struct vc_mark *before; /* … and where what is not the card's work began, before it, if that is known */
     struct vc_estimate *elsewhere; /* what such things take on this stream */
     uint64_t hosted;      /* how many things that are not the card's work others had put on streams when it last asked */
+    uint64_t legacy_hosts; /* … and on the legacy stream, by anybody … */
+    bool behind_legacy;    /* … and they may be under way, while this is a blocking stream */
     uint64_t left_stamp;  /* of its latest launch that vc_tracker_left noted */
 };
 

@@ -105,6 +105,7 @@ struct vc_tracker {
     uint64_t hosts_forgotten; /* … up to which one had no place any more */
     uint64_t hosted_until_ns; /* the latest of them */
     uint64_t legacy_until_ns; /* … and of those on the legacy stream, for which all blocking ones wait */
+    uint64_t legacy_hosts;    /* so many of those there were */
     uint64_t looks; /* rounds of the helper through the queue */
     struct vc_under_way *first, **last;
     uint32_t under_way_count;

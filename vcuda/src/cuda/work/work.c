@@ -181,11 +181,13 @@ static void note_behind(struct vc_stream_lane *lane)
 static void look_behind(struct vc_stream_lane *lane)
 {
     bool held = lane->stream == CU_STREAM_LEGACY && lane->lane.mark_all; /* it may be idle, and wait for others before what comes next begins */
-    bool done = (lane->open && vc_load_acquire(&lane->open->seen)) || (!held && is_done(lane->stream));
+    bool seen = lane->open && vc_load_acquire(&lane->open->seen);
+    bool done = seen || (!held && is_done(lane->stream) && !(lane->behind_legacy && !is_done(CU_STREAM_LEGACY)));
     if (!done && !lane->open && !lane->elsewhere && lane->tracker)
         vc_tracker_mark_left_on(lane->tracker, lane->stream);
     if (lane->lane.finish_ns <= vc_now_ns())
         pause_lane(lane);
+    lane->behind_legacy = !done && lane->behind_legacy;
     lane->lane.behind = !done;
 }
 
@@ -229,6 +231,25 @@ static bool is_hosted(struct vc_stream_lane *lane)
     return true;
 }
 
+/* Something that is not the card's work was put on the legacy stream since: what this one launches waits for it, if its stream is a blocking one. Its mark is behind it, too. */
+static void look_behind_legacy(struct vc_stream_lane *lane)
+{
+    uint64_t hosts = lane->tracker ? vc_load_relaxed(&lane->tracker->legacy_hosts) : 0;
+    if (VC_LIKELY(hosts == lane->legacy_hosts))
+        return;
+    lane->legacy_hosts = hosts;
+    if (!legacy_waits_for(lane->stream))
+        return;
+    end_before_elsewhere(lane, false);
+    lane->behind_legacy = lane->lane.behind;
+}
+
+static void end_before_legacy(struct vc_stream_lane *lane)
+{
+    if (!vc_capture_is(lane->stream))
+        look_behind_legacy(lane);
+}
+
 /* Ask the gate, wait for it, and record where an interval begins. */
 static bool begin_here(struct vc_work *work)
 {
@@ -240,6 +261,7 @@ static bool begin_here(struct vc_work *work)
     }
     /* What is left there nobody could ask about; a thread's own stream only the thread can. */
     lane->lane.mark_all = vc_visit_captures() || vc_capture_lately() || work->stream == CU_STREAM_PER_THREAD || is_hosted(lane) || vc_gate_marks_all(lane->lane.gate);
+    look_behind_legacy(lane);
     if (VC_UNLIKELY(lane->lane.behind))
         look_behind(lane);
     wait_for_go(work);
@@ -421,10 +443,12 @@ static void tell(struct vc_tracker *tracker, CUstream stream, const struct vc_st
 {
     if (stream != CU_STREAM_PER_THREAD) /* what is there is always marked */
         vc_tracker_hosts(tracker, stream, lane, lane ? lane->left_stamp : 0);
-    if (stream == CU_STREAM_LEGACY)
+    if (stream == CU_STREAM_LEGACY) {
         vc_tracker_legacy_holds(tracker);
-    else if (legacy_waits_for(stream))
+        vc_lanes_each(tracker->context, end_before_legacy); /* what was launched there before waits for nothing */
+    } else if (legacy_waits_for(stream)) {
         vc_tracker_holds_legacy(tracker);
+    }
 }
 
 /* What other threads launched on the stream, or on the legacy one that waits for it, they can't tell from what this one puts there, unless they are told. */
