@@ -33,6 +33,7 @@ _AT_ONCE = 128
 _BEYOND = 256  # of those that take long: as many of slow namespaces, and so many more of who was not known to be
 _READS = 8  # the same of reads; each is a thread of the executor's
 _LOOK_SECONDS = 0.2
+_ENDS = "this extender ends, and had not begun to bind the pod"
 
 
 class Binder:
@@ -66,6 +67,7 @@ class Binder:
         self._turns, self._reading = Turns(_AT_ONCE, beyond=_BEYOND), Turns(_READS)
         self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
         self._late: set[asyncio.Task[Refused | None]] = set()
+        self._closed = False
         self._unanswered: dict[str, float] = {}  # by UID: until when a write may be carried out
 
     async def bind(self, args: BindingArgs) -> Refused | None:
@@ -74,6 +76,8 @@ class Binder:
         if waits is not None:
             return Refused(ExtenderReason.GANG_INCOMPLETE, waits)
         running = self._running.get(args)
+        if running is None and self._closed:
+            return Refused(ExtenderReason.NOT_LEADER, _ENDS)
         if running is None:
             running = self._running[args] = asyncio.create_task(self._bind(args))
             running.add_done_callback(lambda _: self._running.pop(args, None))
@@ -85,7 +89,7 @@ class Binder:
         `done` is called once, now or later from the loop. False: nothing was done. No task is made until something
         goes wrong: each is one more turn of the loop.
         """
-        if args in self._running or self._engine.gang_waits(args.uid) is not None:
+        if self._closed or args in self._running or self._engine.gang_waits(args.uid) is not None:
             return False
         if not self._turns.take(args.namespace):
             return False
@@ -132,8 +136,10 @@ class Binder:
     async def close(self) -> None:
         """Wait for all writes that have begun, each at most for the API server's time; then disconnect.
 
-        What waits for its turn is not begun: dozens of looks at pods would take longer than anybody waits for our end.
+        None is begun from then on: a member of a gang may have waited for the others. Nor is what waits for its turn:
+        dozens of looks at pods would take longer than anybody waits for our end.
         """
+        self._closed = True
         self._turns.close()
         self._reading.close()
         while self._running:
@@ -196,7 +202,7 @@ class Binder:
         try:
             return await self._bind_in_turn(args)
         except Closed:
-            return Refused(ExtenderReason.NOT_LEADER, "this extender ends, and had not begun to bind the pod")
+            return Refused(ExtenderReason.NOT_LEADER, _ENDS)
 
     async def _bind_in_turn(self, args: BindingArgs) -> Refused | None:
         await self._turns.wait(args.namespace)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import pytest
 from scheduler_ext.engine.bindings import Refused, Write
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.protocol.extender_v1 import BindingArgs, filter_answer, read_args
+from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state.pods import State
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
@@ -52,6 +54,22 @@ def bind(engine: Engine, api: Api, args: BindingArgs = ARGS) -> Refused | None:
         with ThreadPoolExecutor(1) as executor:
             binder = Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api))
             return await binder.bind(args)
+
+    return asyncio.run(work())
+
+
+def ended(engine: Engine, api: Api, *, late_seconds: float, meanwhile: Any = None) -> tuple[Refused | None, float]:
+    """A Bind, and for how long its binder waits then because the API server may still carry it out."""
+
+    async def work() -> tuple[Refused | None, float]:
+        with ThreadPoolExecutor(1) as executor:
+            binder = Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api), late_seconds=late_seconds)
+            refused, begin = await binder.bind(ARGS), time.monotonic()
+            await binder.close()
+            if meanwhile is not None:
+                asyncio.get_running_loop().call_later(0.3, meanwhile)
+            await binder.outlive()
+            return refused, time.monotonic() - begin
 
     return asyncio.run(work())
 
@@ -130,6 +148,54 @@ def test_a_write_that_fails_is_answered_with_the_servers_words_and_looked_at_onl
     assert re.match(message, str(refused)), str(refused)
     assert (len(api.asked), api.written) == (asked, [("p", "a")])
     assert (state(engine), free(engine)) == (then, left)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "waits"),
+    [
+        (None, False),
+        (ApiError(404, "not found"), False),
+        (ApiError(409, "conflict"), False),
+        (ApiError(403, "forbidden"), False),
+        (ApiError(504, "timeout"), True),
+        (ApiUnreachable("cut"), True),
+    ],
+)
+def test_what_may_be_carried_out_later_is_outlived(refuses: Exception | None, waits: bool) -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    one = pod("p", uid="p")
+    engine.filter(one, ["a"])
+    refused, took = ended(engine, Api(shows=one, refuses=refuses), late_seconds=0.6)
+    assert (refused is None) == (refuses is None) and (took >= 0.4 if waits else took < 0.4)
+
+
+def test_what_is_known_to_be_bound_is_waited_for_no_longer() -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    one = pod("p", uid="p")
+    engine.filter(one, ["a"])
+    api = Api(shows=one, refuses=ApiUnreachable("cut"))
+    refused, took = ended(
+        engine, api, late_seconds=60, meanwhile=lambda: engine.see_pod(pod("p", uid="p", node="a", annotations={}))
+    )
+    assert refused is not None and took < 10
+
+
+def test_an_ended_binder_begins_nothing() -> None:
+    """A member of a gang that had waited for the others began its write while the last ones were outlived."""
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    engine.filter(pod("p", uid="p"), ["a"])
+    api, told = Api(), list[Refused | None]()
+
+    async def work() -> Refused | None:
+        with ThreadPoolExecutor(1) as executor:
+            binder = Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api))
+            await binder.close()
+            assert not binder.begin(ARGS, told.append)
+            return await binder.bind(ARGS)
+
+    refused = asyncio.run(work())
+    assert refused is not None and refused.reason is ExtenderReason.NOT_LEADER
+    assert (api.written, told, state(engine)) == ([], [], State.ASSUMED)
 
 
 def test_only_the_pod_in_doubt_is_looked_at() -> None:
