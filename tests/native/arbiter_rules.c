@@ -524,6 +524,33 @@ static void test_nobodys_lease_is_its_own_while_others_work_may_begin_at_any_tim
     CHECK(!(tenants[0].lease_sequence & VC_LEASE_UNCLEAR));
 }
 
+/* Until then nothing of the holder's is its own: kernels that held a slice of another's, launched 60 ms ago as short ones, counted as clean, so those of a steady 70 seemed to vary, and it had 65
+ * points, charged 69. */
+static void test_a_lease_is_its_holders_own_from_when_others_work_has_run_on(void)
+{
+    for (unsigned charged = 0; charged < 2; charged++) {
+        start(2);
+        waits(1, T);
+        vc_plan_decide(&plan, T);
+        works(1, T, MS, T + MS);
+        waits(0, T);
+        vc_plan_decide(&plan, T + MS);
+        tenants[1].seen.waiting_until_ns = 0;
+        vc_plan_decide(&plan, T + 10 * MS);
+        CHECK(plan.holder == 0 && tenants[0].lease_clock_ns <= T + 10 * MS);
+        for (unsigned ms = 11; ms <= 40; ms++) {
+            works(0, T + ms * MS, MS, T + (ms + 2) * MS);
+            works(1, T + ms * MS, !charged ? 0 : ms % 4 == 0 ? (uint64_t)-(int64_t)(300 * US) : 100 * US, T + (ms < 30 ? ms + 1 : 30) * MS);
+            vc_plan_decide(&plan, T + ms * MS);
+            CHECK(plan.holder == 0);
+            if (charged)
+                CHECK(tenants[0].lease_clock_ns == T + (ms < 30 ? ms : 29) * MS);
+            else
+                CHECK(tenants[0].lease_clock_ns <= T + 10 * MS); /* it merely says so */
+        }
+    }
+}
+
 /* Short ones of which each waits at the moment of a look are no long wait. */
 static void test_waits_of_several_operations_do_not_add_up(void)
 {
@@ -851,6 +878,7 @@ int main(void)
     test_a_lease_waits_for_what_is_longer_than_it();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_nobodys_lease_is_its_own_while_others_work_may_begin_at_any_time();
+    test_a_lease_is_its_holders_own_from_when_others_work_has_run_on();
     test_waits_of_several_operations_do_not_add_up();
     test_what_began_is_not_what_was_seen_to_wait();
     test_others_that_only_wait_may_have_a_slice_each();

@@ -188,6 +188,16 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
     }
 }
 
+/* What others launched before the lease began may last for longer than was predicted then: until now the holder had the card with them. */
+static void look_for_work_that_runs_on(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    for (unsigned i = 0; plan->holder >= 0 && !plan->together && i < plan->count; i++) {
+        const struct vc_tenant *tenant = &plan->tenants[i];
+        if ((int)i != plan->holder && tenant->finish_ns > now_ns && now_ns < tenant->charged_at_ns + BEHIND_NS)
+            plan->held_from_ns = vc_later(plan->held_from_ns, now_ns);
+    }
+}
+
 void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
 {
     unsigned busy = 0, still = 0;
@@ -199,6 +209,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
             tenant->virtual_ns += (double)charged / share(tenant);
         tenant->lease_charged_ns += charged;
         tenant->look_charged_ns = charged;
+        tenant->charged_at_ns = charged > 0 ? now_ns : tenant->charged_at_ns;
         tenant->paid_until_ns = (uint64_t)((int64_t)vc_later(tenant->paid_until_ns, now_ns) + charged);
         vc_plan_note_charged(tenant, charged, vc_earlier(tenant->seen.told_ns - tenant->last_told_ns, CHARGE_BOUND_NS));
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
@@ -221,6 +232,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
             tenant->others_still_ns = now_ns;
     }
     look_for_uncut_kernels(plan, now_ns);
+    look_for_work_that_runs_on(plan, now_ns);
     if (plan->looked_ns != 0)
         vc_plan_divide(plan, now_ns);
     plan->looked_ns = now_ns;

@@ -56,6 +56,7 @@ struct vc_tenant {
     bool is_long;        /* among it are operations that are charged by how long they take … */
     int64_t long_ns;     /* … of which so much was not taken to have run since */
     uint64_t finish_ns;  /* bounded predicted finish */
+    uint64_t charged_at_ns; /* when it was last charged anything */
     uint64_t paid_until_ns; /* … as far as it was charged for it */
     bool still;          /* its processes say neither that their work is done nor until when it lasts: they were stopped … */
     uint64_t stopped_ns; /* … the last time then … */
