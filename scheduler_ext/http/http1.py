@@ -21,7 +21,7 @@ from scheduler_ext.http.certificate import HTTP_2
 from scheduler_ext.http.exchange import Answer, Application, Request, error
 from scheduler_ext.http.http2.connection import Http2Connection, send_away
 from scheduler_ext.http.room import Room
-from scheduler_ext.http.strangers import UNREAD_BYTES, Strangers
+from scheduler_ext.http.strangers import UNREAD_BYTES, Sips, Strangers
 
 _LONGEST_KNOWN, _MOST_KNOWN = 1024, 256  # bytes of a head that is kept with its meaning, and how many are
 _HEAD_PART = 512  # bytes of heads that are parsed at once: 28 requests at most
@@ -86,6 +86,8 @@ class Connection(asyncio.BufferedProtocol):
         """`strangers`: those to whom it belongs unless it shows a certificate."""
         self._strangers = strangers
         self.peer = ""  # a stranger's address
+        self._sips: Sips | None = None  # how a stranger's TLS is read
+        self._sleeps = self._reads_next = False  # it waits for its turn to be read, which has come
         self._server, self._application, self._whole_room = server, application, room
         self._room = room.part(None)
         self._buffer = server.buffer
@@ -134,7 +136,9 @@ class Connection(asyncio.BufferedProtocol):
         elif self._strangers is not None:
             self.peer = str((transport.get_extra_info("peername") or ("",))[0])
             if tls is not None:
-                self._transport.set_read_buffer_limits(UNREAD_BYTES)
+                if not self._strangers.everybody:
+                    self._transport.set_read_buffer_limits(UNREAD_BYTES)
+                self._sips = Sips(self._strangers)
             self._strangers.enter(self)
         self._server.connections.add(self)
         self._expect_head(exchange.END_SECONDS if self._closed else exchange.SILENT_SECONDS)
@@ -157,10 +161,23 @@ class Connection(asyncio.BufferedProtocol):
         self._ready.clear()
         self._chunks, self._raw_head, self._rest, self._parser, self._transport = [], b"", b"", None, None
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size is enough for all
-        return self._buffer
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - its size is ours to say
+        sips, strangers = self._sips, self._strangers
+        if sips is None or strangers is None:
+            return self._buffer
+        if not (self._reads_next or strangers.are_few()):
+            self._sleeps = True
+            self._pace()
+            strangers.wait(self)
+            return self._buffer[:0]
+        self._reads_next = False
+        sips.begin()
+        return self._buffer[: sips.bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._sips is not None and not self._sips.end(nbytes):
+            self._closed = self._deaf = True
+            self.abort()
         if self._deaf:
             return
         data = self._buffer[:nbytes]
@@ -169,7 +186,8 @@ class Connection(asyncio.BufferedProtocol):
         elif self._strangers is None:
             self._take(data)
         else:
-            self._strangers.begin()
+            if self._sips is None:
+                self._strangers.begin()
             self._take(data)
             self._strangers.end()
 
@@ -189,13 +207,27 @@ class Connection(asyncio.BufferedProtocol):
             self._pace()
         self._go_on(waits)
 
-    def turn(self) -> None:
-        """Of a stranger's: it waited for it."""
-        self._go_on()
+    def turn(self) -> bool:
+        """Of a stranger's: it waited for it. Whether it reads soon."""
+        if self._sleeps:
+            self._sleeps = False
+            self._pace()
+            self._reads_next = self._reads
+        if not self._reads_next:
+            self._go_on()
+        elif self._ready:
+            self._line_up_again()
+        return self._reads_next
+
+    def _line_up_again(self) -> None:
+        if self._strangers is None:
+            asyncio.get_running_loop().call_soon(self._go_on)
+        else:
+            self._strangers.wait(self)
 
     def _pace(self) -> None:
         """Read on, or do not, as things are now."""
-        reads = not (self._full or self._ahead or self._waits or self._deaf or self._rest)
+        reads = not (self._full or self._ahead or self._waits or self._deaf or self._rest or self._sleeps)
         if reads != self._reads and not self._closed:
             self._reads = reads
             self._transport.resume_reading() if reads else self._transport.pause_reading()
@@ -430,10 +462,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._send(self._last)
                 return
         if self._ready or self._rest or self._last is not None:
-            if self._strangers is None:
-                asyncio.get_running_loop().call_soon(self._go_on)
-            else:
-                self._strangers.wait(self)
+            self._line_up_again()
 
     def _amid(self) -> bool:
         """Whether a request has come in part: then its time is what counts."""

@@ -90,11 +90,12 @@ class Server:
         probes: tuple[Application, socket.socket] | None = None,
     ) -> None:
         self._certificate = certificate
-        # Whose connections may be strangers': where certificates are asked for, and where nobody is known.
+        # Strangers' are connections where certificates are asked for and not shown, and all where nobody is known.
         asks = certificate is not None and certificate.asks_clients
-        self._served = [(application, listener, certificate, asks)]
+        strangers = Strangers(everybody=not asks) if certificate is not None else None
+        self._served = [(application, listener, certificate, strangers)]
         if probes is not None:
-            self._served.append((*probes, None, True))
+            self._served.append((*probes, None, Strangers()))
         self.connections: set[Connection | Http2Connection] = set()
         self.heads: dict[bytes, Head] = {}  # all connections': what heads mean depends on nobody
         # All connections': what is read is parsed at once. Not all servers': to read lets other threads run.
@@ -131,10 +132,9 @@ class Server:
             loop.add_signal_handler(number, self.stop)
         renewal = asyncio.create_task(self._certificate.keep_fresh()) if self._certificate else None
         doors = []
-        for application, listener, certificate, open_to_strangers in self._served:
+        for application, listener, certificate, strangers in self._served:
             room = Room(_AT_ONCE * application.body_bytes)
-            strangers = Strangers() if open_to_strangers else None
-            if strangers is not None:
+            if strangers is not None and not strangers.everybody:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
             make = functools.partial(Connection, self, application, room, strangers)
             doors.append(_Door(make, listener, certificate))

@@ -10,14 +10,18 @@ MOST = 1000  # connections; the oldest of the address that has the most make roo
 UNREAD_BYTES = 32 * 1024  # of each that the kernel keeps for us, and the TLS layer as many again
 _PART, _AHEAD = 0.25, 0.002  # of the time; seconds at once, which is how long others wait
 _READ = 30e-6  # seconds: a read costs that before we see it
+# Between two bytes 31 KeyUpdates of TLS 1.3 may lie, 27 bytes and 9 us each; of more OpenSSL ends a connection.
+_UNSEEN = 300e-6  # seconds: what a read may have cost that brought us nothing
+_SIP, _MOST_SIP = 16, 1 << 18  # bytes that TLS gives at once
+_SLOW, _SLOW_BYTE = 0.001, 1e-6  # seconds that no read takes that is for its bytes
 
 
 class Stranger(Protocol):
-    """A connection of one. `peer`: the address that it comes from. `turn`: it waited for it."""
+    """A connection of one. `peer`: the address that it comes from. `turn`: it waited for it; whether it reads soon."""
 
     peer: str
 
-    def turn(self) -> None: ...
+    def turn(self) -> bool: ...
     def abort(self) -> None: ...
 
 
@@ -58,10 +62,40 @@ class ByPeer:
         return next(iter(self._all[most]))
 
 
-class Strangers:
-    """Those at one port. When they have had their part of the time they wait in a line; addresses take turns."""
+class Sips:
+    """How much of a connection's TLS is read at once: OpenSSL goes on until our buffer is full, whatever that takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, strangers: Strangers) -> None:
+        self._strangers = strangers
+        self.bytes = _SIP
+        self._first = True  # of what the kernel gave
+        self._begun = False
+
+    def begin(self) -> None:
+        """A read, which brings something or not."""
+        unseen = self._strangers.read_seconds if self._first else 0.0
+        self._strangers.begin(unseen + _UNSEEN if self._begun else unseen)
+        self._begun = True
+
+    def end(self, nbytes: int) -> bool:
+        """It brought something. Whether it took what so many bytes take; then the next may be of more."""
+        seconds = self._strangers.end()
+        self._begun, self._first = False, nbytes < self.bytes
+        if not self._first:
+            self.bytes = min(2 * nbytes, self._strangers.most_sip)
+        return seconds < max(_SLOW, nbytes * _SLOW_BYTE)
+
+
+class Strangers:
+    """Those at one port. When they have had their part of the time they wait in a line; addresses take turns.
+
+    `everybody`: nobody is known here, so those whom the port is for are among them: they have all of the time.
+    """
+
+    def __init__(self, everybody: bool = False) -> None:
+        self.everybody = everybody
+        # Where they have all of the time it must not be counted too high: each would wait for nothing.
+        self._part, self.read_seconds, self.most_sip = (1.0, 0.0, _MOST_SIP) if everybody else (_PART, _READ, _SIP)
         self._connections, self._count = ByPeer(), 0
         self._line = ByPeer()
         self._called = False
@@ -80,19 +114,28 @@ class Strangers:
         self._count -= self._connections.discard(connection)
         self._line.discard(connection)
 
-    def begin(self) -> None:
-        """Work for one, from now to `end`: processor time, which other processes make no longer."""
-        self._owed += _READ
+    def begin(self, unseen: float | None = None) -> None:
+        """Work for one, from now to `end`: processor time, which other processes make no longer.
+
+        `unseen`: seconds of what was done for it before; if not told, for a read.
+        """
+        self._owed += self.read_seconds if unseen is None else unseen
         self._mark = time.thread_time()
 
-    def end(self) -> None:
+    def end(self) -> float:
+        """The seconds that it was."""
         now = time.thread_time()
-        self._owed += now - self._mark
-        self._mark = now
+        took, self._mark = now - self._mark, now
+        self._owed += took
+        return took
 
     def rested(self) -> bool:
         """Whether more may be done at once."""
         self.end()
+        return self.are_few()
+
+    def are_few(self) -> bool:
+        """Whether one that comes need not wait."""
         return not self._line and self._owes() < _AHEAD
 
     def wait(self, connection: Stranger) -> None:
@@ -101,7 +144,7 @@ class Strangers:
 
     def _owes(self) -> float:
         now = time.monotonic()
-        self._owed = max(0.0, self._owed - (now - self._owed_at) * _PART)
+        self._owed = max(0.0, self._owed - (now - self._owed_at) * self._part)
         self._owed_at = now
         return self._owed
 
@@ -114,13 +157,15 @@ class Strangers:
         if owed < _AHEAD:
             loop.call_soon(self._go_on)
         else:
-            loop.call_later(owed / _PART, self._go_on)
+            loop.call_later(owed / self._part, self._go_on)
 
     def _go_on(self) -> None:
         while self._line and self._owes() < _AHEAD:
             first = self._line.next()
             self.begin()
-            first.turn()
+            reads = first.turn()
             self.end()
+            if reads:
+                break  # what that costs is known behind it
         self._called = False
         self._call()

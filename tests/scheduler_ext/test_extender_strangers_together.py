@@ -12,6 +12,7 @@ from scheduler_ext.admission import app as admission
 from scheduler_ext.http import strangers as module
 from scheduler_ext.http.app import Probes
 from scheduler_ext.http.exchange import Answer, Request
+from scheduler_ext.http.pages import MetricsPage
 from scheduler_ext.http.strangers import Strangers
 from tests.scheduler_ext.extender_engine import engine_with
 
@@ -20,11 +21,12 @@ class Fake:
     def __init__(self, peer: str, turns: list[str], seconds: float = 0.0) -> None:
         self.peer, self.turns, self.seconds, self.aborted = peer, turns, seconds, False
 
-    def turn(self) -> None:
+    def turn(self) -> bool:
         self.turns.append(self.peer)
         until = time.thread_time() + self.seconds
         while time.thread_time() < until:
             pass
+        return False
 
     def abort(self) -> None:
         self.aborted = True
@@ -40,12 +42,13 @@ def test_strangers_together_have_a_part_of_the_time(monkeypatch: pytest.MonkeyPa
         def __init__(self, name: str, turns: int) -> None:
             self.name, self.turns, self.peer = name, turns, "10.0.0.1"
 
-        def turn(self) -> None:
+        def turn(self) -> bool:
             order.append(self.name)
             clock[0] += 0.001
             self.turns -= 1
             if self.turns:
                 known.wait(self)
+            return False
 
         def abort(self) -> None: ...
 
@@ -86,6 +89,35 @@ def test_an_address_with_many_connections_waits_no_longer_than_one_with_one() ->
     assert "10.0.0.2" in turns[:2]
 
 
+def test_what_a_read_costs_is_known_before_the_next_one_has_its_turn() -> None:
+    turns: list[str] = []
+    seen: list[list[str]] = []
+    strangers = Strangers()
+
+    class Reader(Fake):
+        def turn(self) -> bool:
+            turns.append(self.peer)
+            asyncio.get_running_loop().call_soon(self.read)
+            return True
+
+        def read(self) -> None:
+            seen.append(list(turns))
+            strangers.begin()
+            until = time.thread_time() + 0.003
+            while time.thread_time() < until:
+                pass
+            strangers.end()
+
+    async def line() -> None:
+        for peer in ("10.0.0.1", "10.0.0.2", "10.0.0.3"):
+            strangers.wait(Reader(peer, turns))
+        while len(seen) < 3:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(line())
+    assert seen == [["10.0.0.1"], ["10.0.0.1", "10.0.0.2"], ["10.0.0.1", "10.0.0.2", "10.0.0.3"]]
+
+
 def test_the_oldest_connection_of_the_address_with_the_most_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 3)
     strangers, turns = Strangers(), list[str]()
@@ -101,20 +133,20 @@ def test_the_oldest_connection_of_the_address_with_the_most_makes_room(monkeypat
     assert not probe.aborted
 
 
-@pytest.mark.parametrize("of", ["extender", "webhook"])
-def test_who_asks_for_metrics_after_ten_others_within_a_second_is_sent_what_the_tenth_was(
-    monkeypatch: pytest.MonkeyPatch, of: str
-) -> None:
+def test_who_asks_for_metrics_too_often_is_sent_the_last_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text takes a millisecond: 900 addresses that took their turns kept kubelet's probes waiting for 4.5 s."""
-    counted = admission.Metrics()
-    probes = Probes(engine_with()[0]) if of == "extender" else admission.Probes(counted)
-    change = probes.bad if of == "extender" else counted.reviews.labels("bad").inc
-    clock = [1000.0]
+    clock, spent = [1000.0], [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: spent[0])
+
+    def render() -> bytes:
+        spent[0] += 0.0051
+        return str(spent[0]).encode()
+
+    page = MetricsPage(render)
 
     def text() -> bytes:
-        change()
-        return cast(Answer, probes.answer(Request("GET", "/metrics", "", b"", None))).body
+        return cast(Answer, page(Request("GET", "/metrics", "", b"", None))).body
 
     texts = [text() for _ in range(12)]
     assert len(set(texts)) == 10 and texts[9] == texts[10] == texts[11]
@@ -122,3 +154,8 @@ def test_who_asks_for_metrics_after_ten_others_within_a_second_is_sent_what_the_
     assert text() == texts[9]
     clock[0] += 0.02
     assert text() not in texts
+
+
+def test_so_are_the_texts_of_extender_and_webhook_made() -> None:
+    for probes in (Probes(engine_with()[0]), admission.Probes(admission.Metrics())):
+        assert isinstance(probes.gets["/metrics"], MetricsPage)
