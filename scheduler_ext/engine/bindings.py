@@ -11,7 +11,7 @@ from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.held import Held
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, AnyReason, ExtenderReason
-from scheduler_ext.state.pods import State
+from scheduler_ext.state.pods import Record, State
 from vcuda.printable import told
 from vcuda.spec import placement
 
@@ -46,10 +46,18 @@ class Bindings:
     def __init__(self, cache: SchedulerCache, chooser: Chooser, deciding: Filter, held: Held) -> None:
         self._cache, self._chooser, self._filter, self._held = cache, chooser, deciding, held
 
-    def begin(self, uid: str, node: str) -> Write | AlreadyBound | Refused | None:
+    def begin(self, uid: str, node: str, whose: tuple[str, str] | None = None) -> Write | AlreadyBound | Refused | None:
         """See Engine.begin_bind."""
         record = self._cache.pods.get(uid)
         if record is None or record.state is State.NOMINATED:
+            return None
+        if whose is not None and record.state is State.ASSUMED and self._is_another(record, whose):
+            if record.attempted:  # what was written may still be carried out there
+                return Refused(
+                    ExtenderReason.OTHER_POD,
+                    f"what is assumed for it is of pod {record.namespace}/{record.name}, or of other amounts; retry",
+                )
+            self._cache.pods.release(uid)
             return None
         if record.node != node:
             return Refused(
@@ -76,6 +84,12 @@ class Bindings:
         record.written = annotations[self._cache.names.placement]
         self._cache.pods.move(record, State.BINDING, self._cache.clock())
         return Write(node, annotations)
+
+    def _is_another(self, record: Record, whose: tuple[str, str]) -> bool:
+        """Whether filter was asked about a pod of another name, or of other amounts than the API server shows."""
+        if (record.namespace, record.name) != whose:
+            return True
+        return record.request is not None and self._cache.waiting.differs(record.request)
 
     def decide_for(self, pod: Mapping[str, Any], node: str) -> Refused | None:
         """See Engine.decide_for."""

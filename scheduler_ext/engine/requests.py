@@ -114,13 +114,17 @@ class Requests(Parts):
         with self._lock:
             return self._gangs.waits(uid)
 
-    def begin_bind(self, uid: str, node: str) -> Write | AlreadyBound | Refused | None:
+    def begin_bind(
+        self, uid: str, node: str, whose: tuple[str, str] | None = None
+    ) -> Write | AlreadyBound | Refused | None:
         """What to write for an assumed pod; None if nothing is assumed for it; Refused if it must not be bound there.
 
-        After a `Write` the caller sends it once and reports the result by `end_bind`.
+        `whose`: its namespace and name, where these and what it asks are not known to be the pod's: what was assumed by
+        a filter request that said something else is nothing. After a `Write` the caller sends it once and reports the
+        result by `end_bind`.
         """
         with self._lock:
-            return self._bindings.begin(uid, node)
+            return self._bindings.begin(uid, node, whose)
 
     def decide_for(self, pod: Mapping[str, Any], node: str) -> Refused | None:
         """Assume a placement on one given node, for a Bind whose Filter we have forgotten (a restart between them)."""

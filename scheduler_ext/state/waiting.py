@@ -69,6 +69,12 @@ class WaitingPods:
         for uid in [uid for uid in self._pods if uid not in uids]:
             del self._pods[uid]
 
+    def differs(self, asked: PodRequest) -> bool:
+        """Whether the API server shows a pod with other amounts under this UID: they never change."""
+        shown = self._pods.get(asked.uid)
+        # Of one with claims, or that can't be, these are not told.
+        return shown is not None and shown.asks[:1].isdecimal() and shown.asks != _asks(asked)
+
     def get(self, uid: str) -> WaitingPod | None:
         return self._pods.get(uid)
 

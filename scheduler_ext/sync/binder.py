@@ -93,7 +93,7 @@ class Binder:
             return False
         if not self._turns.take(args.namespace):
             return False
-        begun = self._engine.begin_bind(args.uid, args.node)
+        begun = self._engine.begin_bind(args.uid, args.node, (args.namespace, args.name))
         if not isinstance(begun, Write):
             self._turns.give_back(args.namespace)
         if begun is None:
@@ -206,7 +206,7 @@ class Binder:
 
     async def _bind_in_turn(self, args: BindingArgs) -> Refused | None:
         await self._turns.wait(args.namespace)
-        begun = self._engine.begin_bind(args.uid, args.node)
+        begun = self._engine.begin_bind(args.uid, args.node, (args.namespace, args.name))
         if isinstance(begun, Write):
             return await self._write(args, begun)
         self._turns.give_back(args.namespace)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -21,8 +22,9 @@ from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.lanes import Lanes
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
-from tests.scheduler_ext.extender_support import cards, node, plain_pod, pod
+from tests.scheduler_ext.extender_support import NAMES, cards, node, plain_pod, pod
 from vcuda.kube.errors import ApiError, ApiUnreachable
+from vcuda.spec import placement
 
 ARGS = BindingArgs("p", "default", "p", "a")
 
@@ -34,6 +36,7 @@ class Api:
         self.shows, self.refuses = shows, refuses
         self.asked: list[str] = []
         self.written: list[tuple[str, str]] = []
+        self.annotations: list[Mapping[str, str]] = []
 
     def pod(self, namespace: str, name: str) -> Any:
         self.asked.append(f"{namespace}/{name}")
@@ -41,8 +44,9 @@ class Api:
             raise self.shows
         return self.shows
 
-    async def bind(self, namespace: str, name: str, uid: str, where: str, annotations: object) -> None:
+    async def bind(self, namespace: str, name: str, uid: str, where: str, annotations: Mapping[str, str]) -> None:
         self.written.append((uid, where))
+        self.annotations.append(annotations)
         if self.refuses is not None:
             raise self.refuses
 
@@ -230,6 +234,45 @@ def test_a_bind_without_its_filter_names_why_it_is_refused_and_books_and_writes_
     assert refused is not None and str(refused).startswith(message)
     assert api.written == []
     assert free(engine) == 200
+
+
+@pytest.mark.parametrize("said", [{"namespace": "rich"}, {"name": "q"}, {"cores": 10}, {"blocks": 1}])
+@pytest.mark.parametrize("shown", [True, False])
+def test_what_a_filter_says_that_its_pod_is_not_is_decided_again(said: dict[str, Any], shown: bool) -> None:
+    """It was written as it was said: a pod went past its namespace's quota in another one's name, or had a placement
+    that is not what it asks. Amounts are compared with what the watch shows, names with what Bind says.
+    """
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 50}]"}})
+    named = "namespace" in said or "name" in said
+    written = []
+    for uid in ("p", "p2"):
+        one = pod(uid, 50, 5, uid=uid)
+        if shown:
+            engine.see_pod(one)
+        false = pod(uid, said.get("cores", 50), said.get("blocks", 5), uid=uid)
+        false["metadata"] |= {key: said[key] for key in ("namespace", "name") if key in said}
+        if engine.filter(false, ["a"]).chosen is not None:
+            api = Api(shows=one)
+            bind(engine, api, BindingArgs(uid, "default", uid, "a"))
+            for text in api.annotations:
+                (shares,) = placement.decode(text[NAMES.placement]).containers.values()
+                written.append((uid, shares[0].cores, shares[0].memory_blocks))
+    if shown or named:
+        assert written == [("p", 50, 5)] and free(engine) == 50
+    else:  # the node's manager refuses it
+        assert written[0] == ("p", said.get("cores", 50), said.get("blocks", 5))
+
+
+def test_a_place_at_which_a_write_may_still_arrive_is_given_up_for_no_other_name() -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    engine.filter(pod("p", uid="p"), ["a"])
+    bind(engine, Api(shows=pod("p", uid="p"), refuses=ApiUnreachable("cut")))
+    api = Api(shows=pod("p", uid="p"))
+    refused = bind(engine, api, BindingArgs("q", "default", "p", "a"))
+    assert refused is not None and refused.reason is ExtenderReason.OTHER_POD
+    assert (api.written, state(engine), free(engine)) == ([], State.ASSUMED, 70)
+    assert bind(engine, api) is None and api.written == [("p", "a")]
 
 
 def test_a_pod_without_a_share_is_bound_where_kube_scheduler_wants_it() -> None:
