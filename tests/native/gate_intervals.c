@@ -16,7 +16,8 @@ static void test_others_parts_are_taken_off_once(void)
     }
 }
 
-/* 0.5 ms, or 1.9 at a lease's end, by its argument: less than four times, so its mean was charged for what ran on into others' leases (42 points of 30). */
+/* 0.5 ms, or 1.9 at a lease's end, by its argument: less than four times, so its mean was charged for what ran on into others' leases (42 points of 30). Once it may have held a slice of somebody of whom nobody knew:
+ * beside one whose helper was not let run for 4 ms a steady 70 was charged 59 ms of 3 s for nothing from then on. */
 static void test_what_surely_varies_by_less_is_measured_too(void)
 {
     static const struct {
@@ -34,8 +35,10 @@ static void test_what_surely_varies_by_less_is_measured_too(void)
         for (unsigned n = 0; n < 10; n++)
             vc_estimate_learn(estimate, cases[i].shorter, cases[i].shorter, cases[i].shorter, VC_EVIDENCE_CLEAN);
         CHECK(vc_estimate_risk(estimate) == 0);
-        vc_estimate_learn(estimate, cases[i].shorter, cases[i].longer, cases[i].shorter, cases[i].evidence);
-        CHECK((vc_estimate_risk(estimate) != 0) == cases[i].varies);
+        for (unsigned times = 1; times <= 2; times++) {
+            vc_estimate_learn(estimate, cases[i].shorter, cases[i].longer, cases[i].shorter, cases[i].evidence);
+            CHECK((vc_estimate_risk(estimate) != 0) == (cases[i].varies && times == 2));
+        }
     }
 }
 

@@ -63,12 +63,13 @@ struct vc_estimate *vc_estimate_of(uint64_t key, uint64_t generation)
     return entry;
 }
 
-static void store(struct vc_estimate *estimate, uint64_t cost_ns, uint64_t least_ns, uint64_t peak_ns, uint64_t sure_peak_ns)
+static void store(struct vc_estimate *estimate, uint64_t cost_ns, uint64_t least_ns, uint64_t peak_ns, uint64_t seen_peak_ns, uint64_t sure_peak_ns)
 {
     cost_ns = cost_ns ? cost_ns : 1;
     __atomic_store_n(&estimate->cost_ns, cost_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->least_ns, least_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->peak_ns, peak_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->seen_peak_ns, seen_peak_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->sure_peak_ns, sure_peak_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->pass_ns, vc_estimate_risk(estimate) ? 0 : cost_ns, __ATOMIC_RELAXED);
 }
@@ -76,14 +77,14 @@ static void store(struct vc_estimate *estimate, uint64_t cost_ns, uint64_t least
 void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns)
 {
     vc_add_relaxed(&estimate->measured, 1);
-    store(estimate, cost_ns, cost_ns, cost_ns, 0);
+    store(estimate, cost_ns, cost_ns, cost_ns, 0, 0);
 }
 
 void vc_estimate_guess(struct vc_estimate *estimate, uint64_t cost_ns)
 {
     if (vc_estimate_cost(estimate) != 0)
         return;
-    store(estimate, cost_ns, cost_ns, 0, 0);
+    store(estimate, cost_ns, cost_ns, 0, 0, 0);
     vc_estimate_doubt(estimate);
 }
 
@@ -128,15 +129,19 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
     if (evidence == VC_EVIDENCE_UPPER_BOUND && ratio > 2.0)
         ratio = 2.0;
     double peak = (double)__atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED) * PEAK_KEPT;
+    double seen = (double)__atomic_load_n(&estimate->seen_peak_ns, __ATOMIC_RELAXED) * PEAK_KEPT;
     double sure = (double)__atomic_load_n(&estimate->sure_peak_ns, __ATOMIC_RELAXED) * PEAK_KEPT;
     double least = (double)__atomic_load_n(&estimate->least_ns, __ATOMIC_RELAXED) / PEAK_KEPT;
     if (implied < least)
         least = implied;
     if (evidence != VC_EVIDENCE_UPPER_BOUND && implied > peak)
         peak = implied;
+    /* Of what was seen once another's slice may be a part, where that one's helper was not let run. */
     if (evidence == VC_EVIDENCE_CLEAN && implied > sure)
-        sure = implied;
-    store(estimate, (uint64_t)((double)cost * (1.0 + weight * (ratio - 1.0)) + 0.5), (uint64_t)least, (uint64_t)peak, (uint64_t)sure);
+        sure = implied < seen ? implied : seen;
+    if (evidence == VC_EVIDENCE_CLEAN && implied > seen)
+        seen = implied;
+    store(estimate, (uint64_t)((double)cost * (1.0 + weight * (ratio - 1.0)) + 0.5), (uint64_t)least, (uint64_t)peak, (uint64_t)seen, (uint64_t)sure);
 }
 
 void vc_estimate_reset(struct vc_estimate *estimate)
@@ -145,6 +150,7 @@ void vc_estimate_reset(struct vc_estimate *estimate)
     __atomic_store_n(&estimate->measured, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->followed, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->peak_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->seen_peak_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->sure_peak_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->least_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->cost_ns, 0, __ATOMIC_RELAXED);

@@ -14,7 +14,8 @@ struct vc_estimate {
     uint64_t cost_ns;       /* the mean; 0: unknown */
     uint64_t unmeasured_ns; /* estimated work launched since an interval with it was last marked */
     uint64_t peak_ns, least_ns; /* the longest and the shortest that it took lately; they come nearer slowly */
-    uint64_t sure_peak_ns;  /* the longest of those that nobody else was beside */
+    uint64_t seen_peak_ns;  /* the longest of those that nobody else was beside, as far as anybody knew … */
+    uint64_t sure_peak_ns;  /* … and as long as it was seen twice */
     uint64_t pass_ns;       /* the mean again, where an operation may go unmeasured; 0: it may not */
     uint64_t measured;      /* how often it was */
     uint64_t followed;      /* … and how many short intervals its mean follows */
