@@ -4,79 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import resource
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import uvloop
 
 from scheduler_ext.http import exchange
 from scheduler_ext.http.certificate import ServerCertificate
+from scheduler_ext.http.door import PlainDoor, TlsDoor
 from scheduler_ext.http.exchange import Application
 from scheduler_ext.http.http1 import Connection, Head
 from scheduler_ext.http.http2.connection import Http2Connection
 from scheduler_ext.http.room import Room
 from scheduler_ext.http.strangers import UNREAD_BYTES, Strangers
 
-_log = logging.getLogger(__name__)
-_BACKLOG = 512
-_HANDSHAKE_SECONDS = 5.0
 _READ_BYTES = 256 * 1024
 _AT_ONCE = 4  # bodies of the largest size in memory
 _LATE_AT_ONCE = 32
 _LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
-
-
-class _Door:
-    """Where connections of one port come in, by the certificate of today."""
-
-    def __init__(
-        self, make: Callable[[], Connection], listener: socket.socket, certificate: ServerCertificate | None
-    ) -> None:
-        self._make, self._listener, self._certificate = make, listener, certificate
-        self._context: ssl.SSLContext | None = None
-        self._server: asyncio.Server | None = None
-        self._told = False
-
-    async def open(self) -> None:
-        """Accept by what the certificate's files say. Who is connected stays, and who waits to be accepted."""
-        context = self._certificate.context if self._certificate else None
-        limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if context else {}
-        listener = self._listener.dup()  # a server closes its own
-        try:
-            server = await asyncio.get_running_loop().create_server(
-                self._make, sock=listener, ssl=context, backlog=_BACKLOG, **limit
-            )
-        except BaseException:
-            listener.close()
-            raise
-        if self._server is not None:
-            self._server.close()
-        self._server, self._context = server, context
-
-    async def renew(self) -> None:
-        """Open anew if the certificate's files have changed."""
-        if self._certificate is None or self._certificate.context is self._context:
-            return
-        try:
-            await self.open()
-        except OSError as error:  # connections have all descriptors; it is tried again at the next look
-            if not self._told:
-                _log.warning("the renewed certificate cannot be served yet, the old one stays in use: %s", error)
-            self._told = True
-        else:
-            self._told = False
-
-    def close(self) -> None:
-        """Accept nobody any more."""
-        if self._server is not None:
-            self._server.close()
-        self._listener.close()
 
 
 class Server:
@@ -131,21 +79,19 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT) if catch_signals else ():
             loop.add_signal_handler(number, self.stop)
         renewal = asyncio.create_task(self._certificate.keep_fresh()) if self._certificate else None
-        doors = []
+        doors: list[TlsDoor | PlainDoor] = []
         for application, listener, certificate, strangers in self._served:
             room = Room(_AT_ONCE * application.body_bytes)
             if strangers is not None and not strangers.everybody:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
             make = functools.partial(Connection, self, application, room, strangers)
-            doors.append(_Door(make, listener, certificate))
+            doors.append(TlsDoor(make, listener, certificate) if certificate else PlainDoor(make, listener))
             await doors[-1].open()
         self.started = True
         try:
             while not self.ending:
                 await asyncio.sleep(_LOOK_SECONDS)
                 await self._look()
-                for door in doors:
-                    await door.renew()
         finally:
             for door in doors:
                 door.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 MOST = 1000  # connections; the oldest of the address that has the most make room
 UNREAD_BYTES = 32 * 1024  # of each that the kernel keeps for us, and the TLS layer as many again
@@ -13,7 +13,8 @@ _READ = 30e-6  # seconds: a read costs that before we see it
 # Between two bytes 31 KeyUpdates of TLS 1.3 may lie, 27 bytes and 9 us each; of more OpenSSL ends a connection.
 _UNSEEN = 300e-6  # seconds: what a read may have cost that brought us nothing
 _SIP, _MOST_SIP = 16, 1 << 18  # bytes that TLS gives at once
-_SLOW, _SLOW_BYTE = 0.001, 1e-6  # seconds that no read takes that is for its bytes
+_SLOW, _SLOW_BYTE = 0.001, 1e-6  # seconds that no read takes for its bytes, unless the processor was taken away …
+_MOST_SLOW, _SMALL_SECONDS = 4, 10.0  # … so many of them are taken for meant, and each is followed by small ones
 
 
 class Stranger(Protocol):
@@ -25,19 +26,28 @@ class Stranger(Protocol):
     def abort(self) -> None: ...
 
 
-class ByPeer:
+class FromPeer(Protocol):
+    """What comes from an address, `peer`."""
+
+    peer: str
+
+
+_One = TypeVar("_One", bound=FromPeer)
+
+
+class ByPeer(Generic[_One]):
     """Connections by the address that they come from: one address that has many takes nothing from the others."""
 
     def __init__(self) -> None:
-        self._all: dict[str, dict[Stranger, None]] = {}  # each address's oldest first
+        self._all: dict[str, dict[_One, None]] = {}  # each address's oldest first
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def add(self, connection: Stranger) -> None:
+    def add(self, connection: _One) -> None:
         self._all.setdefault(connection.peer, {})[connection] = None
 
-    def discard(self, connection: Stranger) -> bool:
+    def discard(self, connection: _One) -> bool:
         """Whether it was there."""
         its = self._all.get(connection.peer, {})
         if connection not in its:
@@ -47,7 +57,7 @@ class ByPeer:
             del self._all[connection.peer]
         return True
 
-    def next(self) -> Stranger:
+    def next(self) -> _One:
         """Take out the oldest of the address whose turn it is."""
         peer, its = next(iter(self._all.items()))
         first = next(iter(its))
@@ -56,7 +66,7 @@ class ByPeer:
             self._all[peer] = its
         return first
 
-    def oldest_of_most(self) -> Stranger:
+    def oldest_of_most(self) -> _One:
         """The oldest of the address that has the most."""
         most = max(self._all, key=lambda peer: len(self._all[peer]))
         return next(iter(self._all[most]))
@@ -70,6 +80,7 @@ class Sips:
         self.bytes = _SIP
         self._first = True  # of what the kernel gave
         self._begun = False
+        self._slow, self._small_until = 0.0, 0.0
 
     def begin(self) -> None:
         """A read, which brings something or not."""
@@ -78,12 +89,17 @@ class Sips:
         self._begun = True
 
     def end(self, nbytes: int) -> bool:
-        """It brought something. Whether it took what so many bytes take; then the next may be of more."""
+        """It brought something, and the next may bring more. Whether so few took long that the processor may be why."""
         seconds = self._strangers.end()
         self._begun, self._first = False, nbytes < self.bytes
-        if not self._first:
+        if seconds >= max(_SLOW, nbytes * _SLOW_BYTE):
+            self._slow += 1
+            self.bytes, self._small_until = _SIP, time.monotonic() + _SMALL_SECONDS
+        elif self._slow:
+            self._slow = max(0.0, self._slow - 0.25)
+        if not self._first and (not self._small_until or time.monotonic() >= self._small_until):
             self.bytes = min(2 * nbytes, self._strangers.most_sip)
-        return seconds < max(_SLOW, nbytes * _SLOW_BYTE)
+        return self._slow < _MOST_SLOW
 
 
 class Strangers:
@@ -96,8 +112,8 @@ class Strangers:
         self.everybody = everybody
         # Where they have all of the time it must not be counted too high: each would wait for nothing.
         self._part, self.read_seconds, self.most_sip = (1.0, 0.0, _MOST_SIP) if everybody else (_PART, _READ, _SIP)
-        self._connections, self._count = ByPeer(), 0
-        self._line = ByPeer()
+        self._connections, self._count = ByPeer[Stranger](), 0
+        self._line = ByPeer[Stranger]()
         self._called = False
         self._owed, self._owed_at = 0.0, time.monotonic()
         self._mark = 0.0

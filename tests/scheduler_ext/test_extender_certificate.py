@@ -90,30 +90,24 @@ def test_a_certificate_of_another_kind_of_key_is_the_one_that_new_connections_ge
     serving(ServerCertificate(*map(str, pair)), work)
 
 
-def test_without_a_descriptor_the_old_certificate_is_served_until_there_is_one(
+def test_without_a_descriptor_connections_wait_until_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(renewal, "_LOOK_SECONDS", 0.05)
-    pair, later = certificate(tmp_path, "server"), certificate(tmp_path, "later")
-    old, new = (ssl.PEM_cert_to_DER_cert(one[0].read_text()) for one in (pair, later))
+    pair = certificate(tmp_path, "server")
 
     async def work(address: tuple[str, int]) -> None:
-        assert await shown(address) == old  # it listens
+        assert await shown(address)
         with monkeypatch.context() as full:
 
-            def none_left(_: socket.socket) -> socket.socket:
+            def none_left(_: socket.socket) -> tuple[socket.socket, Any]:
                 raise OSError(errno.EMFILE, "Too many open files")
 
-            full.setattr(socket.socket, "dup", none_left)
-            replace(later, pair)
+            full.setattr(socket.socket, "accept", none_left)
+            late = asyncio.create_task(shown(address))
             await asyncio.sleep(1)
-            assert await shown(address) == old
-            assert sum("cannot be served yet" in line for line in caplog.messages) == 1, "once, not at each look"
-
-        async def renewed() -> bool:
-            return await shown(address) == new
-
-        assert await soon(renewed)
+            assert not late.done()
+            assert sum("connections wait" in line for line in caplog.messages) == 1, "once, not at each look"
+        assert await asyncio.wait_for(late, 10)
 
     serving(ServerCertificate(*map(str, pair)), work)
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.http import door as doors
 from scheduler_ext.http import exchange, http1
 from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import ServerCertificate
@@ -131,7 +132,7 @@ def test_without_a_client_authority_it_does_not_listen_beyond_the_machine(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "HEAD_SECONDS", 0.3)
     monkeypatch.setattr(exchange, "SILENT_SECONDS", 0.3)
-    monkeypatch.setattr(servers, "_HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(doors, "_SECONDS", 0.3)
 
 
 class Listening:
