@@ -105,6 +105,8 @@ def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
         entries = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InvalidQuotas(f"{KEY} is not YAML: {str(error).splitlines()[0]:.100}") from None
+    except RecursionError:
+        raise InvalidQuotas(f"{KEY} is nested too deep") from None
     if entries is None:
         raise InvalidQuotas(f"{KEY} lists nothing ({_LIFTED})")
     if not isinstance(entries, list):

@@ -302,6 +302,7 @@ def test_live_from_a_config_map(api: FakeApi, start: Start, tmp_path: Any) -> No
     ("text", "problem"),
     [
         ("}", "not YAML"),
+        ("[" * 1000, "nested too deep"),
         ("{}", "not a list"),
         ("", "quotas lists nothing"),
         ("# - {namespace: default, cores: 10}", "lists nothing"),
