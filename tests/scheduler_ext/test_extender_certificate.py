@@ -171,3 +171,29 @@ def test_a_file_of_authorities_without_one_is_told_of(tmp_path: Path, caplog: py
     assert caplog.messages == []
     ServerCertificate(*map(str, pair), str(leaf[0]))
     assert [f"client CA {leaf[0]} holds no authority" in line for line in caplog.messages] == [True]
+
+
+def test_a_client_sends_no_more_than_8_kib_of_certificates(tmp_path: Path) -> None:
+    """OpenSSL reads 100: 33 to 45 ms of the loop for each who comes, 10 s for 300 at once."""
+    pair, known = certificate(tmp_path, "server"), certificate(tmp_path, "known")
+    many = tmp_path / "many.crt"
+
+    async def answered(address: tuple[str, int], chain: Path) -> bool:
+        trusted = ssl.create_default_context(cafile=str(pair[0]))
+        trusted.load_cert_chain(chain, known[1])
+        try:
+            reader, writer = await asyncio.open_connection(*address, ssl=trusted, server_hostname="127.0.0.1")
+            writer.write(post("/x", b"y"))
+            await answer(reader)
+        except (OSError, asyncio.IncompleteReadError, ValueError, IndexError):
+            return False
+        writer.close()
+        return True
+
+    async def work(address: tuple[str, int]) -> None:
+        whole = len(ssl.PEM_cert_to_DER_cert(known[0].read_text()))
+        for count, served in ((2**13 // (whole + 5), True), (2**13 // whole + 1, False)):
+            many.write_text(known[0].read_text() * count)
+            assert await answered(address, many) == served
+
+    serving(ServerCertificate(*map(str, pair), str(known[0])), work)
