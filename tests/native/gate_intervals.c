@@ -113,6 +113,50 @@ static void test_what_siblings_launched_takes_nothing_from_what_was_learnt(void)
     }
 }
 
+/* Another process's 640 us are charged when it launches them, and run within a kernel of 10 us that begins later: that was charged them too, and its cost was taken for one that varies (eight
+ * processes had 48 to 59 of 90, charged 90). They excuse so much once, and not what they had in between. */
+static void test_what_siblings_were_charged_before_is_not_charged_again(void)
+{
+    static const struct {
+        uint64_t siblings, from, charged;
+    } steps[] = {{640 * US, 10 * US, 10 * US}, {0, 900 * US, 660 * US}, {640 * US, 1600 * US, 10 * US}, {300 * US, 4000 * US, 660 * US}};
+    start(90, 90, 0);
+    struct vc_interval first = {.from_ns = T - 10 * US, .to_ns = T, .estimate_ns = 10 * US, .operations = 1, .measurable = true};
+    vc_gate_seen(&gate, T, &first);
+    for (unsigned i = 0; i < sizeof steps / sizeof *steps; i++) {
+        usage.gpu_ns += steps[i].siblings;
+        struct vc_interval interval = {.from_ns = T + steps[i].from, .to_ns = T + steps[i].from + 660 * US, .estimate_ns = 10 * US, .operations = 1, .measurable = true};
+        struct vc_settlement settlement = vc_gate_seen(&gate, interval.to_ns, &interval);
+        CHECK_NEAR(settlement.charged_ns, steps[i].charged, 1);
+    }
+    /* One that has nobody's slice inside is charged what it took. */
+    usage.gpu_ns += 10 * MS;
+    struct vc_interval interval = {.from_ns = T + 5 * MS, .to_ns = T + 5 * MS + 30 * US, .estimate_ns = 10 * US, .operations = 1, .measurable = true};
+    struct vc_settlement settlement = vc_gate_seen(&gate, interval.to_ns, &interval);
+    CHECK(settlement.charged_ns == 30 * US && settlement.evidence == VC_EVIDENCE_CLEAN);
+}
+
+/* A slice or two of theirs that nothing accounts for are charged, but the cost is not taken for one that varies; and what was measured first, with them inside, is forgotten once nobody was. */
+static void test_siblings_slices_make_no_cost_vary(void)
+{
+    for (unsigned told = 0; told < 2; told++) {
+        struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x7100 + told, 1, 1));
+        start(90, 90, 0);
+        vc_estimate_set(estimate, 700 * US);
+        vc_estimate_learn(estimate, 700 * US, 10 * US, 700 * US, VC_EVIDENCE_CLEAN);
+        CHECK(vc_estimate_cost(estimate) == 10 * US);
+        for (unsigned i = 0; i < 10; i++) {
+            lease(T + i * 10 * MS, 0, 0);
+            limits.cards[0].told_ns += told * MS;
+            struct vc_interval interval = {.from_ns = T + i * 10 * MS, .to_ns = T + i * 10 * MS + (i == 9 ? MS : 10 * US), .estimate_ns = 10 * US, .operations = 1, .measurable = true};
+            struct vc_settlement settlement = vc_gate_seen(&gate, interval.to_ns, &interval);
+            CHECK(settlement.charged_ns == interval.to_ns - interval.from_ns);
+            vc_estimate_learn(estimate, 10 * US, settlement.measured_ns, 10 * US, settlement.evidence);
+        }
+        CHECK((vc_estimate_risk(estimate) != 0) == !told);
+    }
+}
+
 /* A stream's kernel ends while another's is being launched: the 15 us until then were covered by the launch, which did not pay for them (48 threads had 52.6 of 50). */
 static void test_a_launch_that_takes_long_does_not_cover_anothers_work(void)
 {
@@ -261,6 +305,8 @@ int main(void)
     test_what_varies_is_charged_by_its_time();
     test_what_surely_varies_by_less_is_measured_too();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
+    test_what_siblings_were_charged_before_is_not_charged_again();
+    test_siblings_slices_make_no_cost_vary();
     test_a_pause_behind_work_covers_nothing();
     test_a_launch_that_takes_long_does_not_cover_anothers_work();
     test_overlapped_work_is_charged_fairly();

@@ -216,6 +216,25 @@ static void test_processes_that_have_the_card_at_the_same_time_are_seen_once(voi
     CHECK(added_beside(500, 10) > 0); /* what the sibling says without having it */
 }
 
+/* 12,000 launches in a second of a process that has the card with `siblings`, and is charged its part: when all is marked for what they might hide. */
+static bool marked_for_launches(uint32_t siblings)
+{
+    struct vc_samples samples = {0};
+    uint64_t dice = 88172645463325252u;
+    struct vc_card_usage container = {0};
+    for (uint64_t now = T; now < T + 5000 * MS && samples.all_until_ns == 0; now += pause_of(&samples, &container, &dice)) {
+        struct vc_sample sample = {.now_ns = now, .charged_ns = (int64_t)((now - T) / (1 + siblings)), .siblings_ns = (now - T) * siblings / (1 + siblings), .siblings = siblings,
+                                   .launches = (now - T) * 12 / MS, .rate_ppm = 900000, .busy = true, .clear = true};
+        vc_samples_add(&samples, &container, &sample);
+    }
+    return samples.all_until_ns != 0;
+}
+
+static void test_what_is_divided_among_siblings_hides_their_part_of_launches(void)
+{
+    CHECK(marked_for_launches(0) && !marked_for_launches(3) && !marked_for_launches(7));
+}
+
 static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
 {
     start(10, 10, 0);
@@ -275,6 +294,7 @@ int main(void)
     test_requests_with_long_pauses_between_are_not_seen_twice();
     test_what_processes_that_end_soon_were_not_charged_adds_up();
     test_processes_that_have_the_card_at_the_same_time_are_seen_once();
+    test_what_is_divided_among_siblings_hides_their_part_of_launches();
     test_what_samples_find_is_charged_and_then_all_is_marked();
     test_what_is_busy_in_its_lease_when_nobody_thought_so_is_marked();
     return check_failures != 0;

@@ -113,6 +113,11 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
         vc_estimate_set(estimate, (uint64_t)implied);
         return;
     }
+    if (evidence == VC_EVIDENCE_CLEAN && ratio * (double)VC_VARIES_FACTOR < 1 && __atomic_load_n(&estimate->seen_peak_ns, __ATOMIC_RELAXED) == 0) { /* nobody else was there for the first time: before they were inside */
+        vc_add_relaxed(&estimate->measured, 1);
+        store(estimate, (uint64_t)implied, (uint64_t)implied, (uint64_t)implied, (uint64_t)implied, 0);
+        return;
+    }
     if (evidence == VC_EVIDENCE_BESIDE) { /* no cost is known better by it: followed in one direction only, it would drift */
         vc_add_relaxed(&estimate->measured, ratio < (double)VC_VARIES_FACTOR);
         return;

@@ -132,9 +132,9 @@ static void mark_for_longer(struct vc_samples *samples, uint64_t now_ns)
 
 /* Whoever launches so much that it could hide something there is measured until that is known; and again and again where a launch is thought to take longer than it does
  * anywhere else, since whoever can tell when it is measured may have taught that. */
-static void doubt_launches(struct vc_samples *samples, uint64_t now_ns, uint64_t launches, uint64_t whole_ns)
+static void doubt_launches(struct vc_samples *samples, uint64_t now_ns, uint64_t untold_ns, uint64_t whole_ns)
 {
-    samples->doubtful_ns += launches * (launch_of(samples) - vc_earlier(samples->known_ns, USUAL_LAUNCH_NS));
+    samples->doubtful_ns += untold_ns;
     samples->doubtful_ns -= vc_earlier(whole_ns / DOUBTFUL_PARTS, samples->doubtful_ns);
     if (samples->doubtful_ns < DOUBTFUL_NS)
         return;
@@ -216,10 +216,12 @@ uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *contai
     }
     if (samples->all_scatter_us2 != 0)
         learn_launch(samples);
-    uint64_t calls = launches * launch_of(samples) + (sample->begins - before.begins) * VC_SAMPLE_BEGIN_NS;
-    doubt_launches(samples, sample->now_ns, launches, whole);
+    uint64_t parts = 1 + sample->siblings; /* where the card is divided, so is what is seen on its way */
+    uint64_t calls = launches * launch_of(samples) / parts + (sample->begins - before.begins) * VC_SAMPLE_BEGIN_NS;
+    uint64_t untold = launches * (launch_of(samples) - vc_earlier(samples->known_ns, USUAL_LAUNCH_NS)) / parts;
+    doubt_launches(samples, sample->now_ns, untold, whole);
     unpaid -= (int64_t)(calls + whole / DRIFT_PARTS);
-    samples->spared_ns += launches * (launch_of(samples) - samples->known_ns) + whole / DRIFT_PARTS;
+    samples->spared_ns += launches * (launch_of(samples) - samples->known_ns) / parts + whole / DRIFT_PARTS;
     if (samples->doubt <= LEAST_DOUBT)
         samples->spared_ns = 0;
     int64_t doubt = doubt_of(unpaid, whole, sample->rate_ppm);

@@ -8,6 +8,10 @@
 static const uint64_t OVERDUE_STEP_NS = 200000;
 /* So long after others were known to have work on the card for nobody knows how long, their part of what was sampled is a guess. */
 static const uint64_t STILL_NS = 5000000;
+/* Who told something so lately may have work on the card. */
+static const uint64_t AMID_NS = 100000000;
+/* A sibling's work may last longer than it says by what its helper is late to look. */
+static const uint64_t LOOKED_LATE_NS = 1000000;
 /* A launch is so long on its way to the card, or an end to who looks. */
 static const uint64_t LATE_NS = 30000;
 /* What has not begun for long keeps nobody else from the card: the arbiter takes its lease. */
@@ -188,20 +192,55 @@ void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-/* On a card of its own a container's processes run beside each other. What an interval was not charged because siblings had it by the file,
- * where a tenant can write, is charged after all as far as they did not tell it. */
-static uint64_t not_siblings(struct vc_gate *gate, const struct vc_policy *policy, const struct vc_interval *interval, uint64_t charged_ns)
+/* Siblings are charged when they launch, and have the card later: what of it lies in none of our intervals runs between those, the rest within them. A quarter more, since the card switches
+ * between processes. All together can't be charged more than the bucket holds before it runs. */
+static uint64_t siblings_queued(struct vc_gate *gate, const struct vc_interval *interval)
 {
-    if (policy->shared || !policy->arbitrated || interval->others_gpu_ns == 0)
-        return 0;
+    bool first = gate->queued_at_ns == 0;
+    uint64_t clock = vc_gate_others(gate).siblings_ns;
+    int64_t most = VC_BUCKET_NS, more = first ? 0 : (int64_t)(clock - gate->queued_clock_ns), between = (int64_t)grown(gate->queued_at_ns, interval->from_ns);
+    more = more > most ? most : more < -most ? -most : more;
+    int64_t queued = (int64_t)gate->queued_ns + more + more / 4 - between;
+    gate->queued_clock_ns = clock;
+    gate->queued_at_ns = vc_later(gate->queued_at_ns, interval->to_ns);
+    gate->queued_ns = queued < 0 ? 0 : vc_earlier((uint64_t)queued, VC_BUCKET_NS);
+    return gate->queued_ns;
+}
+
+/* What they told, where no tenant can write. */
+static void hear_siblings(struct vc_gate *gate, uint64_t now_ns)
+{
     uint64_t all = vc_load_relaxed(&gate->limit->told_ns), siblings = all > gate->told_ns ? all - gate->told_ns : 0;
     if (all < gate->container_told_ns) /* another arbiter, which counts anew */
         gate->siblings_told_ns = siblings;
     gate->container_told_ns = all;
     uint64_t more = vc_earlier(grown(gate->siblings_told_ns, siblings), VC_BELIEVED_NS);
     gate->siblings_told_ns = vc_later(gate->siblings_told_ns, siblings);
+    if (more != 0)
+        gate->siblings_told_at_ns = now_ns;
     gate->believed_ns = vc_earlier(gate->believed_ns + more + more / 2, VC_BELIEVED_NS); /* estimates are in the file until they are settled */
-    uint64_t spared = grown(charged_ns, interval->uncovered_ns), believed = vc_earlier(spared, gate->believed_ns);
+}
+
+/* On a card of its own a container's processes run beside each other. */
+static void look_for_siblings(struct vc_gate *gate, uint64_t now_ns, const struct vc_policy *policy, struct vc_interval *interval)
+{
+    interval->siblings = !policy->shared;
+    if (policy->shared)
+        return;
+    interval->others_gpu_ns = vc_later(interval->others_gpu_ns, siblings_queued(gate, interval));
+    if (policy->arbitrated)
+        hear_siblings(gate, now_ns);
+    interval->amid = policy->arbitrated ? now_ns < gate->siblings_told_at_ns + AMID_NS : interval->others_gpu_ns != 0;
+}
+
+/* What an interval was not charged because siblings had it by the file, where a tenant can write, is charged after all as far as they did not tell it. */
+static uint64_t not_siblings(struct vc_gate *gate, const struct vc_policy *policy, const struct vc_interval *interval, uint64_t charged_ns)
+{
+    uint64_t spared = grown(charged_ns, interval->uncovered_ns);
+    gate->queued_ns -= vc_earlier(gate->queued_ns, spared);
+    if (policy->shared || !policy->arbitrated || interval->others_gpu_ns == 0)
+        return 0;
+    uint64_t believed = vc_earlier(spared, gate->believed_ns);
     gate->believed_ns -= believed;
     return spared - believed;
 }
@@ -225,7 +264,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
             interval->others_gpu_ns = vc_gate_others_ns(gate, now_ns, &interval->others_then, &now);
         }
         interval->joined = vc_gate_beside(gate, interval->from_ns);
-        interval->siblings = !policy.shared;
+        look_for_siblings(gate, now_ns, &policy, interval);
         interval->launched_meanwhile_ns = gate->launched_ns - vc_earlier(interval->seen_then_ns, gate->launched_ns);
         settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
                                         beside(&policy, interval));
@@ -264,7 +303,7 @@ uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
         .charged_ns = gate->own.taken_ns - (int64_t)grown(now_ns, gate->finish_ns),
         .tenants_ns = vc_load_relaxed(&gate->limit->others_gpu_ns),
         .siblings_ns = grown(gate->told_ns, told),
-        .siblings = vc_turn_siblings_busy(&gate->turns, now_ns),
+        .siblings = vc_turn_siblings_busy(&gate->turns, now_ns - vc_earlier(LOOKED_LATE_NS, now_ns)),
         .rate_ppm = policy.rate_ppm,
         .launches = vc_load_relaxed(&gate->launches),
         .begins = gate->begins,

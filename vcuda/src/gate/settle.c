@@ -119,7 +119,7 @@ static bool can_be(const struct vc_interval *interval)
            vc_interval_own(interval) <= estimate + more + vc_earlier(interval->others_gpu_ns / 2, OTHERS_UNTOLD_NS);
 }
 
-/* Side by side: one that is hardly longer than was thought has no slice of another inside, which costs two switches
+/* Side by side, or among siblings: one that is hardly longer than was thought has no slice of another inside, which costs two switches
  * at least. */
 static bool has_no_slice(const struct vc_interval *interval)
 {
@@ -224,6 +224,16 @@ static void cover_work(struct vc_busy *busy, struct vc_interval *interval)
     }
 }
 
+/* Among other processes of the container, which have the rest as far as that was charged: what those were charged lately may have run before, within or behind it, so the truth lies between two
+ * bounds, and what was learnt between them is as good as any. */
+static struct vc_settlement settle_amid_siblings(struct vc_busy *busy, const struct vc_interval *interval, uint64_t length_ns)
+{
+    uint64_t fresh = interval->uncovered_ns, others = interval->others_gpu_ns;
+    if (fresh <= interval->estimate_ns + others)
+        return (struct vc_settlement){even_out(busy, interval, length_ns), fresh, VC_EVIDENCE_UPPER_BOUND};
+    return (struct vc_settlement){fresh - others, fresh - others, VC_EVIDENCE_LONG_OVERLAP};
+}
+
 static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
 {
     uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns;
@@ -237,8 +247,11 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
         vc_interval_cover(busy, interval, interval->to_ns);
     else
         cover_work(busy, interval);
-    if (!overlapped || (beside && can_be(interval) && has_no_slice(interval)))
+    bool amid = interval->siblings && !interval->unknown;
+    if (!overlapped || (has_no_slice(interval) && (amid || (beside && can_be(interval)))))
         return settle_alone(interval, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN);
+    if (amid)
+        return settle_amid_siblings(busy, interval, length);
     struct vc_settlement settlement = {.measured_ns = interval->uncovered_ns};
     if (can_be(interval)) {
         settlement.evidence = beside && !interval->unclear ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_UPPER_BOUND; /* else nothing would follow what is always longer */
@@ -246,10 +259,6 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
         return settlement;
     }
     settlement.charged_ns = settlement.measured_ns = vc_interval_own(interval);
-    if (interval->siblings && !interval->unknown) {
-        /* What those were charged meanwhile may have run before or behind it: the truth lies between two bounds, and what was learnt between them is as good as any. */
-        settlement.charged_ns = settlement.measured_ns = vc_later(settlement.charged_ns, vc_earlier(estimate, interval->uncovered_ns));
-    }
     /* Side by side the parts are guessed: only what no part explains tells something. */
     bool explained = beside && !interval->unclear && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
     settlement.evidence = explained ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_LONG_OVERLAP;
@@ -261,6 +270,10 @@ struct vc_settlement vc_interval_settle(struct vc_busy *busy, struct vc_interval
     uint64_t length = interval->to_ns - interval->from_ns;
     interval->beside = beside;
     struct vc_settlement settlement = settle(busy, interval, overlapped, beside);
+    /* A slice of theirs that is taken for our own makes no cost vary. */
+    bool longer = interval->uncovered_ns > interval->estimate_ns + SWITCHES_NS && settlement.charged_ns <= interval->estimate_ns + VC_LONG_OPERATION_NS;
+    if (interval->amid && longer && !interval->unknown)
+        settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
     judge_beside(interval, length, &settlement);
     return settlement;
 }

@@ -59,7 +59,8 @@ struct vc_interval {
     bool behind;           /* its stream had something else to do before it: what it is beside was not known when it was launched */
     bool beside;           /* other tenants launched meanwhile, or it is `unclear`: */
     bool unclear;          /* others launched nothing meanwhile, but what they had launched before could begin */
-    bool siblings;         /* only other processes of the container may be inside */
+    bool siblings;         /* only other processes of the container may be inside … */
+    bool amid;             /* … and such had work lately */
     bool from_idle;        /* the card was idle at its mark */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
     bool over;             /* … and had it before that mark was recorded: when, nothing tells */
