@@ -15,9 +15,12 @@ from scheduler_ext.http.strangers import MOST, ByPeer
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
 _AT_ONCE = 64  # accepted before others have their turn
-_HANDSHAKES = 32  # each may hold 0.5 MB: OpenSSL takes a ClientHello of 128 KiB, in as many records as anybody likes
-_UNTIL_PUSHED_SECONDS = 0.1  # what a handshake has before others that wait may end it; an honest one takes some ms
-_SECONDS = 5.0  # that one may take, and that one may wait for it
+_HANDSHAKES = 64  # each may hold 0.5 MB: OpenSSL takes a ClientHello of 128 KiB, in as many records as anybody likes
+_UNTIL_PUSHED_SECONDS = (
+    0.3  # what a handshake has before those of other addresses may end it; three ways there and back
+)
+_SECONDS, _WAIT_SECONDS = 5.0, 15.0  # that one may take, and that one may wait for it
+_LOOK_SECONDS = 1.0  # for who has waited too long
 _PAUSE_SECONDS = 0.2  # where no descriptor is left
 
 
@@ -55,8 +58,8 @@ class PlainDoor:
 class TlsDoor:
     """Of a port with TLS, by the certificate of today.
 
-    32 shake hands at a time. Others wait for 5 s at most, their addresses take turns, and after 0.1 s the oldest
-    handshake of the address that has the most makes room.
+    64 shake hands at a time. Others wait for 15 s at most, their addresses take turns, and after 0.3 s the oldest
+    handshake of the address that has the most makes room for those of addresses that have less.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class TlsDoor:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
-        while self._waiting and (oldest := next(iter(self._waiting))).since < now - _SECONDS:
+        while self._waiting and (oldest := next(iter(self._waiting))).since < now - _WAIT_SECONDS:
             self._send_away(oldest)
         while self._waiting and len(self._shaking) < _HANDSHAKES:
             self._shake(self._line.next())
@@ -140,7 +143,9 @@ class TlsDoor:
             held.add(newcomer)
         pushed = held.oldest_of_most()
         rest = pushed.since + _UNTIL_PUSHED_SECONDS - now
-        if rest <= 0:
+        if held.count(pushed.peer) <= min(map(held.count, self._line.peers())):
+            rest = _LOOK_SECONDS  # one of their own ends soon
+        elif rest <= 0:
             pushed.abort()  # its task ends, and lets another in
             rest = _UNTIL_PUSHED_SECONDS
         self._timer = asyncio.get_running_loop().call_later(rest, self._let_in)

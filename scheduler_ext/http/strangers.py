@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 MOST = 1000  # connections; the oldest of the address that has the most make room
@@ -65,6 +66,14 @@ class ByPeer(Generic[_One]):
         if its:
             self._all[peer] = its
         return first
+
+    def peers(self) -> Iterable[str]:
+        """The addresses, the next one first."""
+        return self._all
+
+    def count(self, peer: str) -> int:
+        """Those of an address."""
+        return len(self._all.get(peer, ()))
 
     def oldest_of_most(self) -> _One:
         """The oldest of the address that has the most."""

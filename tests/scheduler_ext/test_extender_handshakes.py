@@ -1,4 +1,4 @@
-"""How many shake hands at once: OpenSSL keeps up to half a MiB for each of whom nobody knows anything yet."""
+"""How many shake hands at once: OpenSSL keeps up to half a MiB for each."""
 
 from __future__ import annotations
 
@@ -15,18 +15,37 @@ from tests.scheduler_ext.test_extender_writing import certificate
 HALF = b"\x16\x03\x01\x40\x00" + b"\x01\x01\xff\x00\x03\x03" + bytes(2**14 - 6)
 
 
-async def half(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection(*address)
+async def half(address: tuple[str, int], own: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*address, local_addr=(own, 0))
     writer.write(HALF)
     return reader, writer
 
 
-def test_of_more_than_32_handshakes_the_oldest_make_room(tmp_path: Path) -> None:
+def test_handshakes_of_an_address_with_many_make_room_for_those_of_another(tmp_path: Path) -> None:
     async def work(address: tuple[str, int]) -> None:
-        ones = [await half(address) for _ in range(door._HANDSHAKES + 8)]
+        ones = [await half(address) for _ in range(door._HANDSHAKES)]
+        await asyncio.sleep(0.1)
+        others = [await half(address, "127.0.0.2") for _ in range(8)]
         await asyncio.sleep(1.5)
-        ended = [reader.at_eof() or reader.exception() is not None for reader, _ in ones]
+        ended = [reader.at_eof() or reader.exception() is not None for reader, _ in ones + others]
         assert ended == [True] * 8 + [False] * door._HANDSHAKES
+        for _, writer in ones + others:
+            writer.close()
+
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
+def test_those_of_one_address_wait_for_each_other(tmp_path: Path) -> None:
+    """300 that come at once are all served, as before there was a bound; some were ended for the others."""
+
+    async def work(address: tuple[str, int]) -> None:
+        assert all(await asyncio.gather(*(shown(address) for _ in range(300))))
+        ones = [await half(address) for _ in range(door._HANDSHAKES)]
+        late = asyncio.create_task(shown(address))
+        await asyncio.sleep(1)
+        assert not (late.done() or any(reader.at_eof() or reader.exception() for reader, _ in ones))
+        ones[7][1].close()
+        assert await asyncio.wait_for(late, 10)
         for _, writer in ones:
             writer.close()
 
@@ -34,10 +53,8 @@ def test_of_more_than_32_handshakes_the_oldest_make_room(tmp_path: Path) -> None
 
 
 def test_an_honest_handshake_ends_beside_those_that_do_not(tmp_path: Path) -> None:
-    """One address has begun 300; so has the honest one, which is of the same: its turn comes as those are pushed out."""
-
     async def work(address: tuple[str, int]) -> None:
-        ones = [await half(address) for _ in range(300)]
+        ones = [await half(address, "127.0.0.2") for _ in range(300)]
         began = time.monotonic()
         assert await asyncio.wait_for(shown(address), 10)
         assert time.monotonic() - began < door._SECONDS
