@@ -157,6 +157,31 @@ static void test_siblings_slices_make_no_cost_vary(void)
     }
 }
 
+/* What a stopped process of another tenant left on the card may be done: kernels of 20 ms had 14 to 18 points of 10 beside one whose processes stop themselves behind 10 us and are killed, and 42 of 30 beside one whose
+ * eight go on in the end: they lasted no longer than they do alone, and were charged a fifth of it. */
+static void test_what_the_stopped_may_have_had_takes_nothing_that_did_not_last_longer(void)
+{
+    static const struct {
+        uint64_t lasted, others, charged;
+        bool unknown, stopped;
+    } cases[] = {{22 * MS, 18 * MS, 20 * MS, false, true}, {22 * MS, 18 * MS, 22 * MS / 5, false, false}, {22 * MS, 18 * MS, 22 * MS / 5, true, true}, {18 * MS, 16 * MS, 18 * MS, false, true},
+                 {100 * MS, 80 * MS, 20 * MS, false, true}, {100 * MS, 84 * MS, 20 * MS, false, true}, {60 * MS, 42 * MS, 18 * MS, false, true}, {60 * MS, 30 * MS, 30 * MS, false, true}, {150 * MS, 60 * MS, 90 * MS, false, true}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + cases[i].lasted, .estimate_ns = 20 * MS, .others_gpu_ns = cases[i].others, .operations = 1, .measurable = true, .unknown = cases[i].unknown,
+                                       .stopped = cases[i].stopped};
+        struct vc_settlement settlement = vc_interval_settle(&busy, &interval, true, false);
+        CHECK(settlement.charged_ns == cases[i].charged);
+        CHECK(!cases[i].stopped || cases[i].unknown || (settlement.evidence == VC_EVIDENCE_BESIDE) == (cases[i].lasted >= 20 * MS && cases[i].charged <= 80 * MS));
+    }
+    for (unsigned stopped = 0; stopped < 2; stopped++) {
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + 22 * MS, .estimate_ns = 20 * MS, .others_gpu_ns = 18 * MS, .operations = 1, .measurable = true};
+        start(50, 50, VC_CARD_SHARED);
+        limits.cards[0].others_still_ns = stopped ? T + 21 * MS : T - MS;
+        CHECK(vc_gate_seen(&gate, T + 22 * MS, &interval).charged_ns == (stopped ? 20 * MS : 22 * MS / 5));
+    }
+}
+
 /* A stream's kernel ends while another's is being launched: the 15 us until then were covered by the launch, which did not pay for them (48 threads had 52.6 of 50). */
 static void test_a_launch_that_takes_long_does_not_cover_anothers_work(void)
 {
@@ -308,6 +333,7 @@ int main(void)
     test_what_siblings_were_charged_before_is_not_charged_again();
     test_siblings_slices_make_no_cost_vary();
     test_a_pause_behind_work_covers_nothing();
+    test_what_the_stopped_may_have_had_takes_nothing_that_did_not_last_longer();
     test_a_launch_that_takes_long_does_not_cover_anothers_work();
     test_overlapped_work_is_charged_fairly();
     test_other_processes_of_the_container_count_as_others();

@@ -265,6 +265,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
         }
         interval->joined = vc_gate_beside(gate, interval->from_ns);
         look_for_siblings(gate, now_ns, &policy, interval);
+        interval->stopped = policy.shared && vc_load_relaxed(&gate->limit->others_still_ns) > interval->from_ns;
         interval->launched_meanwhile_ns = gate->launched_ns - vc_earlier(interval->seen_then_ns, gate->launched_ns);
         settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
                                         beside(&policy, interval));

@@ -234,6 +234,19 @@ static struct vc_settlement settle_amid_siblings(struct vc_busy *busy, const str
     return (struct vc_settlement){fresh - others, fresh - others, VC_EVIDENCE_LONG_OVERLAP};
 }
 
+/* What a stopped process left on the card is believed to be there until somebody knows better. It made a long operation longer, or it was not there; and no cost is known better by what it may have had. */
+static bool settle_beside_stopped(const struct vc_interval *interval, struct vc_settlement *settlement)
+{
+    uint64_t estimate = interval->estimate_ns;
+    if (!interval->stopped || interval->unknown || estimate < interval->operations * VC_LONG_OPERATION_NS)
+        return false;
+    bool tells = interval->uncovered_ns < estimate || settlement->charged_ns > VC_VARIES_FACTOR * estimate;
+    settlement->evidence = tells ? VC_EVIDENCE_LONG_OVERLAP : VC_EVIDENCE_BESIDE;
+    if (interval->uncovered_ns < estimate + interval->others_gpu_ns / 4 * 3)
+        settlement->charged_ns = settlement->measured_ns = vc_later(settlement->charged_ns, vc_earlier(estimate, interval->uncovered_ns));
+    return true;
+}
+
 static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
 {
     uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns;
@@ -259,6 +272,8 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
         return settlement;
     }
     settlement.charged_ns = settlement.measured_ns = vc_interval_own(interval);
+    if (settle_beside_stopped(interval, &settlement))
+        return settlement;
     /* Side by side the parts are guessed: only what no part explains tells something. */
     bool explained = beside && !interval->unclear && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
     settlement.evidence = explained ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_LONG_OVERLAP;

@@ -59,6 +59,7 @@ struct vc_interval {
     bool behind;           /* its stream had something else to do before it: what it is beside was not known when it was launched */
     bool beside;           /* other tenants launched meanwhile, or it is `unclear`: */
     bool unclear;          /* others launched nothing meanwhile, but what they had launched before could begin */
+    bool stopped;          /* of other tenants some merely may have been on the card: what they left there, nobody says until when */
     bool siblings;         /* only other processes of the container may be inside … */
     bool amid;             /* … and such had work lately */
     bool from_idle;        /* the card was idle at its mark */
