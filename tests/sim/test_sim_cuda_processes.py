@@ -15,6 +15,7 @@ import pytest
 from tests.support import sim_cuda, simulated
 from vcuda import sim
 
+ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 INIT = "answer([int(cu.cuInit(0)[0]), int(cu.cuDeviceGetCount()[1] or 0)])"
 
@@ -220,3 +221,25 @@ def test_no_machine_and_a_changed_one_are_refused(machine: sim.Machine, tmp_path
         timeout=60,
     )
     assert nowhere.stdout == "802\n" and "no simulated machine" in nowhere.stderr
+
+
+def test_a_waiter_that_is_killed_once_it_is_woken_leaves_nobody_before_a_free_lock(
+    machine: sim.Machine, tmp_path: Path
+) -> None:
+    """Four children that are killed again and again: within a minute one slept for ever, and who waited for it, too."""
+    core = ROOT / "vcuda" / "sim" / "src" / "core"
+    command = [
+        "gcc",
+        "-O2",
+        "-D_GNU_SOURCE",
+        "-std=gnu11",
+        "-Wall",
+        "-Werror",
+        "-pthread",
+        f"-I{core}",
+        '-DVC_SIM_DRIVER_VERSION=""',
+    ]
+    sources = [Path(__file__).parent / "lost_wakeup.c", *sorted(core.glob("*.c"))]
+    subprocess.run([*command, *map(str, sources), "-o", str(tmp_path / "lost_wakeup"), "-ldl"], check=True)
+    assert sim_cuda.run(machine, INIT) == [0, 3]
+    assert subprocess.run([tmp_path / "lost_wakeup", machine.directory], check=False, timeout=60).returncode == 0

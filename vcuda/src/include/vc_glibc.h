@@ -38,6 +38,7 @@ VC_OLD(pthread_getspecific);
 VC_OLD(pthread_join);
 VC_OLD(pthread_key_create);
 VC_FIRST(pthread_mutex_consistent, "GLIBC_2.12");
+VC_OLD(pthread_mutex_timedlock);
 VC_OLD(pthread_mutex_trylock);
 VC_OLD(pthread_mutexattr_destroy);
 VC_OLD(pthread_mutexattr_init);

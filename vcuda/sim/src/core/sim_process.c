@@ -88,7 +88,7 @@ int sim_process_join(sim_state *state)
     if (state->slot != SIM_NONE)
         return 0;
     sim_shared *shared = state->shared;
-    if (pthread_mutex_lock(&shared->process_mutex) == EOWNERDEAD)
+    if (sim_lock(&shared->process_mutex))
         pthread_mutex_consistent(&shared->process_mutex);
     for (int32_t i = 0; i < SIM_MAX_PROCESSES && state->slot == SIM_NONE; i++) {
         sim_process *process = &shared->processes[i];

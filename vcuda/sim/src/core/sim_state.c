@@ -16,6 +16,8 @@
 
 /* How soon the dead are missed. A driver ends what a process had running while the kernel closes its files; here somebody has to look. */
 #define REAP_NS 2000000ull
+/* How soon who waits for a lock looks again. */
+#define LOOK_AGAIN_NS 1000000
 
 uint64_t sim_now(void)
 {
@@ -222,10 +224,25 @@ sim_card *sim_card_at(sim_state *state, int card)
     return &state->shared->cards[card];
 }
 
+/* Who is woken and killed before it has taken the lock leaves nobody a wake-up where another was faster: the next in the row would sleep for ever before a lock that is free. */
+int sim_lock(pthread_mutex_t *mutex)
+{
+    int error = pthread_mutex_trylock(mutex);
+    while (error == EBUSY || error == ETIMEDOUT) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOOK_AGAIN_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        error = pthread_mutex_timedlock(mutex, &until);
+    }
+    return error == EOWNERDEAD;
+}
+
 static uint64_t lock_and_advance(sim_state *state, int index)
 {
     sim_card *card = &state->shared->cards[index];
-    if (pthread_mutex_lock(&card->mutex) == EOWNERDEAD) {
+    if (sim_lock(&card->mutex)) {
         sim_repair(card);
         card->reap_ns = 0;
         pthread_mutex_consistent(&card->mutex);

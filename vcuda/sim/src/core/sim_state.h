@@ -70,6 +70,9 @@ int sim_node_usable(const sim_state *state, const char *name);
 /* Whether this process sees the card: its node, for a MIG instance also its capability nodes. */
 int sim_card_visible(const sim_state *state, int card);
 
+/* Take a lock that all processes of the machine share: 1 where who held it died, which is to be made consistent. */
+int sim_lock(pthread_mutex_t *mutex);
+
 /* ---- a card, under its lock ---- */
 
 sim_card *sim_card_at(sim_state *state, int card);

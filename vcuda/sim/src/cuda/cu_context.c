@@ -71,7 +71,7 @@ static CUresult take_turn(sim_state *state, int on, int32_t *index)
     const uint64_t half = sim_card_at(state, on)->config.context_ns / 2;
     if (!half)
         return take_place(state, on, index);
-    if (pthread_mutex_lock(&state->shared->making_mutex) == EOWNERDEAD)
+    if (sim_lock(&state->shared->making_mutex))
         pthread_mutex_consistent(&state->shared->making_mutex);
     wait_for(half);
     const CUresult result = take_place(state, on, index);
