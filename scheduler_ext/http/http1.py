@@ -161,7 +161,8 @@ class Connection(asyncio.BufferedProtocol):
         self._ready.clear()
         self._chunks, self._raw_head, self._rest, self._parser, self._transport = [], b"", b"", None, None
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - its size is ours to say
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """For strangers' TLS as large as it may be read at once. Who half-closes must be read before that is seen."""
         sips, strangers = self._sips, self._strangers
         if sips is None or strangers is None:
             return self._buffer
@@ -171,8 +172,7 @@ class Connection(asyncio.BufferedProtocol):
             strangers.wait(self)
             return self._buffer[:0]
         self._reads_next = False
-        sips.begin()
-        return self._buffer[: sips.bytes]
+        return self._buffer[: sips.begin(sizehint)]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._sips is not None and not self._sips.end(nbytes):

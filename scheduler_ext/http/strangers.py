@@ -13,7 +13,8 @@ _PART, _AHEAD = 0.25, 0.002  # of the time; seconds at once, which is how long o
 _READ = 30e-6  # seconds: a read costs that before we see it
 # Between two bytes 31 KeyUpdates of TLS 1.3 may lie, 27 bytes and 9 us each; of more OpenSSL ends a connection.
 _UNSEEN = 300e-6  # seconds: what a read may have cost that brought us nothing
-_SIP, _MOST_SIP = 16, 1 << 18  # bytes that TLS gives at once
+_FEW = 12 * 1024 + 256  # bytes that may be read whole: as many KeyUpdates as between 16. uvloop counts 256 too many
+_SIP, _MOST_SIP = 16, 1 << 18  # bytes that TLS gives at once of more
 _SLOW, _SLOW_BYTE = 0.001, 1e-6  # seconds that no read takes for its bytes, unless the processor was taken away …
 _MOST_SLOW, _SMALL_SECONDS = 4, 10.0  # … so many of them are taken for meant, and each is followed by small ones
 
@@ -86,28 +87,30 @@ class Sips:
 
     def __init__(self, strangers: Strangers) -> None:
         self._strangers = strangers
-        self.bytes = _SIP
+        self._bytes = self._asked = _SIP
         self._first = True  # of what the kernel gave
         self._begun = False
         self._slow, self._small_until = 0.0, 0.0
 
-    def begin(self) -> None:
-        """A read, which brings something or not."""
+    def begin(self, pending: int) -> int:
+        """A read, which brings something or not, while TLS has so many bytes: how many it may bring."""
         unseen = self._strangers.read_seconds if self._first else 0.0
         self._strangers.begin(unseen + _UNSEEN if self._begun else unseen)
         self._begun = True
+        self._asked = _MOST_SIP if pending <= _FEW else self._bytes
+        return self._asked
 
     def end(self, nbytes: int) -> bool:
         """It brought something, and the next may bring more. Whether so few took long that the processor may be why."""
         seconds = self._strangers.end()
-        self._begun, self._first = False, nbytes < self.bytes
+        self._begun, self._first = False, nbytes < self._asked
         if seconds >= max(_SLOW, nbytes * _SLOW_BYTE):
             self._slow += 1
-            self.bytes, self._small_until = _SIP, time.monotonic() + _SMALL_SECONDS
+            self._bytes, self._small_until = _SIP, time.monotonic() + _SMALL_SECONDS
         elif self._slow:
             self._slow = max(0.0, self._slow - 0.25)
         if not self._first and (not self._small_until or time.monotonic() >= self._small_until):
-            self.bytes = min(2 * nbytes, self._strangers.most_sip)
+            self._bytes = min(2 * nbytes, self._strangers.most_sip)
         return self._slow < _MOST_SLOW
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import ssl
 import time
 from pathlib import Path
 
 from scheduler_ext.http import door
 from scheduler_ext.http.certificate import ServerCertificate
 from tests.scheduler_ext.test_extender_certificate import serving, shown
+from tests.scheduler_ext.test_extender_server import post
 from tests.scheduler_ext.test_extender_writing import certificate
 
 # The first record of a ClientHello of 128 KiB, of which the rest does not come.
@@ -60,5 +64,38 @@ def test_an_honest_handshake_ends_beside_those_that_do_not(tmp_path: Path) -> No
         assert time.monotonic() - began < door._SECONDS
         for _, writer in ones:
             writer.close()
+
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
+def test_who_half_closes_right_behind_its_request_is_answered(tmp_path: Path) -> None:
+    """What is not read when the end is seen is lost: so little is not left for a second turn."""
+
+    def asked(address: tuple[str, int]) -> bytes:
+        into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        trusted = ssl.create_default_context()
+        trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+        client = trusted.wrap_bio(into, out)
+        with socket.create_connection(address, timeout=10) as plain:
+            while True:
+                try:
+                    client.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    plain.sendall(out.read())
+                    into.write(plain.recv(2**16))
+            client.write(post("/x", b"y" * 8000))
+            plain.sendall(out.read())  # the last of the handshake too
+            plain.shutdown(socket.SHUT_WR)
+            while data := plain.recv(2**16):
+                into.write(data)
+        into.write_eof()
+        with contextlib.suppress(ssl.SSLError):
+            return client.read(2**16)
+        return b""
+
+    async def work(address: tuple[str, int]) -> None:
+        for _ in range(10):
+            assert b"200 OK" in await asyncio.to_thread(asked, address)
 
     serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
