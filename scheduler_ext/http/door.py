@@ -15,12 +15,14 @@ from scheduler_ext.http.strangers import MOST, ByPeer
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
 _AT_ONCE = 64  # accepted before others have their turn
-_HANDSHAKES = 64  # each may hold 0.5 MB: OpenSSL takes a ClientHello of 128 KiB, in as many records as anybody likes
+_HANDSHAKES = 64  # each may hold 0.5 MB: OpenSSL takes messages of 100 KB, in as many records as anybody likes
 _UNTIL_PUSHED_SECONDS = (
     0.3  # what a handshake has before those of other addresses may end it; three ways there and back
 )
 _SECONDS, _WAIT_SECONDS = 5.0, 15.0  # that one may take, and that one may wait for it
-_LOOK_SECONDS = 1.0  # for who has waited too long
+_LOOK_SECONDS = 0.5  # for who has waited too long
+_HEAD = 9  # bytes of a record's head and of that of the ClientHello in it
+_HANDSHAKE, _CLIENT_HELLO = 22, 1
 _PAUSE_SECONDS = 0.2  # where no descriptor is left
 
 
@@ -30,6 +32,31 @@ class Newcomer:
     def __init__(self, one: socket.socket, peer: str) -> None:
         self.socket, self.peer = one, peer
         self.since = time.monotonic()  # when its handshake began, or it came
+        self._there = 1  # bytes of which the kernel tells
+
+    def has_come(self) -> bool:
+        """Whether its ClientHello is here. Raises OSError if what comes is none, or ends before."""
+        try:
+            head = self.socket.recv(_HEAD, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        if len(head) < _HEAD:
+            return self._wait_for(_HEAD)
+        size = int.from_bytes(head[3:5], "big")
+        if head[0] != _HANDSHAKE or head[5] != _CLIENT_HELLO or int.from_bytes(head[6:9], "big") + 4 > size:
+            raise ConnectionAbortedError("this is no ClientHello in one record")
+        if len(self.socket.recv(5 + size, socket.MSG_PEEK)) < 5 + size:
+            return self._wait_for(5 + size)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return True
+
+    def _wait_for(self, there: int) -> bool:
+        """Let the kernel tell when so many bytes are there. Of fewer it tells only where no more will come."""
+        if there == self._there:
+            raise ConnectionAbortedError("it ends within its ClientHello")
+        self._there = there
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, there)
+        return False
 
     def abort(self) -> None:
         """Its transport sees the end."""
@@ -59,7 +86,8 @@ class TlsDoor:
     """Of a port with TLS, by the certificate of today.
 
     64 shake hands at a time. Others wait for 15 s at most, their addresses take turns, and after 0.3 s the oldest
-    handshake of the address that has the most makes room for those of addresses that have less.
+    handshake of the address that has the most makes room for those of addresses that have less. Who has not sent a
+    whole ClientHello, which is one record of every client's, is none of them.
     """
 
     def __init__(
@@ -69,6 +97,8 @@ class TlsDoor:
         self._shaking: dict[Newcomer, asyncio.Task[None]] = {}  # the oldest first
         self._line = ByPeer[Newcomer]()
         self._waiting: dict[Newcomer, None] = {}  # those in the line, the oldest first
+        self._silent: dict[Newcomer, None] = {}  # whose ClientHello is not here, the oldest first
+        self._silent_by_peer = ByPeer[Newcomer]()
         self._timer: asyncio.TimerHandle | None = None
         self._told = self._closed = False
 
@@ -83,6 +113,9 @@ class TlsDoor:
         self._closed = True
         asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
+        for newcomer in list(self._silent):
+            self._forget_silent(newcomer)
+            newcomer.socket.close()
         for newcomer in self._waiting:
             newcomer.socket.close()
         for newcomer in self._shaking:
@@ -107,19 +140,43 @@ class TlsDoor:
             self._told = False
             one.setblocking(False)
             newcomer = Newcomer(one, str(address[0]))
-            self._waiting[newcomer] = None
-            self._line.add(newcomer)
-            if len(self._waiting) > MOST:
-                self._send_away(self._line.oldest_of_most())
+            self._silent[newcomer] = None
+            self._silent_by_peer.add(newcomer)
+            asyncio.get_running_loop().add_reader(one, self._listen_to, newcomer)
+            if len(self._silent) > MOST:
+                self._send_away(self._silent_by_peer.oldest_of_most())
         self._let_in()
+
+    def _listen_to(self, newcomer: Newcomer) -> None:
+        """Something came, or the end. The kernel tells again when there is as much as lacks."""
+        try:
+            if not newcomer.has_come():
+                return
+        except OSError:
+            self._send_away(newcomer)
+            return
+        self._forget_silent(newcomer)
+        self._waiting[newcomer] = None
+        self._line.add(newcomer)
+        if len(self._waiting) > MOST:
+            self._send_away(self._line.oldest_of_most())
+        self._let_in()
+
+    def _forget_silent(self, newcomer: Newcomer) -> None:
+        asyncio.get_running_loop().remove_reader(newcomer.socket)
+        del self._silent[newcomer]
+        self._silent_by_peer.discard(newcomer)
 
     def _go_on_accepting(self) -> None:
         if not self._closed:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def _send_away(self, newcomer: Newcomer) -> None:
-        del self._waiting[newcomer]
-        self._line.discard(newcomer)
+        if newcomer in self._silent:
+            self._forget_silent(newcomer)
+        else:
+            del self._waiting[newcomer]
+            self._line.discard(newcomer)
         newcomer.socket.close()
 
     def _let_in(self) -> None:
@@ -130,25 +187,28 @@ class TlsDoor:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
-        while self._waiting and (oldest := next(iter(self._waiting))).since < now - _WAIT_SECONDS:
-            self._send_away(oldest)
+        for ones, most in ((self._silent, _SECONDS), (self._waiting, _WAIT_SECONDS)):
+            while ones and (oldest := next(iter(ones))).since < now - most:
+                self._send_away(oldest)
         while self._waiting and len(self._shaking) < _HANDSHAKES:
             self._shake(self._line.next())
-        if self._waiting:
-            self._make_room(now)
+        rest = self._make_room(now) if self._waiting else _LOOK_SECONDS
+        if self._waiting or self._silent:
+            self._timer = asyncio.get_running_loop().call_later(rest, self._let_in)
 
-    def _make_room(self, now: float) -> None:
+    def _make_room(self, now: float) -> float:
+        """After how many seconds there may be more."""
         held = ByPeer[Newcomer]()
         for newcomer in self._shaking:
             held.add(newcomer)
         pushed = held.oldest_of_most()
         rest = pushed.since + _UNTIL_PUSHED_SECONDS - now
         if held.count(pushed.peer) <= min(map(held.count, self._line.peers())):
-            rest = _LOOK_SECONDS  # one of their own ends soon
-        elif rest <= 0:
-            pushed.abort()  # its task ends, and lets another in
-            rest = _UNTIL_PUSHED_SECONDS
-        self._timer = asyncio.get_running_loop().call_later(rest, self._let_in)
+            return _LOOK_SECONDS  # one of their own ends soon
+        if rest > 0:
+            return rest
+        pushed.abort()  # its task ends, and lets another in
+        return _UNTIL_PUSHED_SECONDS
 
     def _shake(self, newcomer: Newcomer) -> None:
         del self._waiting[newcomer]
