@@ -813,6 +813,14 @@ static void test_what_others_owe_may_be_saved_up(void)
     }
     CHECK_NEAR(tenants[1].saved_ns, 50 * MS, MS / 100); /* the rest is paid */
     CHECK_NEAR(tenants[1].account_ns, 60 * MS, MS);
+    tenants[1].seen.waiting_until_ns = 0; /* a look between two operations: a steady 70 lost 0.35 s that it had saved up, at one of 2,000 */
+    waits(0, T + 201 * MS);
+    vc_plan_decide(&plan, T + 201 * MS);
+    CHECK(!tenants[1].active);
+    tenants[1].seen.waiting_until_ns = T + 220 * MS;
+    vc_plan_decide(&plan, T + 202 * MS);
+    CHECK_NEAR(tenants[1].saved_ns, 50 * MS, MS);
+    CHECK_NEAR(tenants[1].account_ns, 60 * MS, MS);
     waits(0, T + 300 * MS);
     tenants[1].seen.waiting_until_ns = 0;
     works(0, T + 300 * MS, 400 * MS, T + 301 * MS);

@@ -66,27 +66,35 @@ static void keep_accounts(struct vc_tenant *tenant, uint64_t now_ns, uint64_t el
     tenant->closed_until_ns = closed_for ? now_ns + closed_for : 0;
 }
 
-/* What a tenant owes the others, for each hundredth of the card that they have. */
-static double owed_of_one_part(const struct vc_tenant *tenant, double parts)
+/* A look may find it between two operations. */
+static const uint64_t ACTIVE_LATELY_NS = 10000000;
+
+static bool was_active(const struct vc_tenant *tenant, uint64_t now_ns)
 {
-    double others = parts - (tenant->active ? tenant->cores : 0);
+    return tenant->active_ns != 0 && now_ns <= tenant->active_ns + ACTIVE_LATELY_NS;
+}
+
+/* What a tenant owes the others, for each hundredth of the card that they have. */
+static double owed_of_one_part(const struct vc_tenant *tenant, double parts, uint64_t now_ns)
+{
+    double others = parts - (was_active(tenant, now_ns) ? tenant->cores : 0);
     return tenant->account_ns < 0 && others > 0 ? (double)-tenant->account_ns / others : 0;
 }
 
 /* Who has taken more than its limit pays by standing still. That time belongs to those who had less meanwhile: a bucket of 10 ms would have lost
  * what flowed in. Nobody gets more than its limit over the time; who is idle saves up nothing more. */
-static void let_save(struct vc_card_plan *plan)
+static void let_save(struct vc_card_plan *plan, uint64_t now_ns)
 {
     double parts = 0, owed = 0;
     for (unsigned i = 0; i < plan->count; i++)
-        parts += plan->tenants[i].active ? plan->tenants[i].cores : 0;
+        parts += was_active(&plan->tenants[i], now_ns) ? plan->tenants[i].cores : 0;
     for (unsigned i = 0; i < plan->count; i++)
-        owed += owed_of_one_part(&plan->tenants[i], parts);
+        owed += owed_of_one_part(&plan->tenants[i], parts, now_ns);
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
-        double ns = tenant->cores * (owed - owed_of_one_part(tenant, parts));
+        double ns = tenant->cores * (owed - owed_of_one_part(tenant, parts, now_ns));
         uint64_t saved = ns < VC_SAVED_NS ? (uint64_t)(ns < 0 ? 0 : ns) : VC_SAVED_NS;
-        tenant->saved_ns = tenant->active ? saved : vc_earlier(saved, tenant->saved_ns);
+        tenant->saved_ns = was_active(tenant, now_ns) ? saved : vc_earlier(saved, tenant->saved_ns);
     }
 }
 
@@ -218,11 +226,12 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         if (is_behind(tenant, now_ns))
             tenant->behind_ns = now_ns;
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
+        tenant->active_ns = tenant->active ? now_ns : tenant->active_ns;
         busy += tenant->still || on_card(tenant, now_ns);
         still += tenant->still;
         keep_accounts(tenant, now_ns, elapsed, charged);
     }
-    let_save(plan);
+    let_save(plan, now_ns);
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         judge_credit(tenant, now_ns);
