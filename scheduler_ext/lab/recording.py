@@ -101,9 +101,12 @@ def slim_pod(pod: Mapping[str, Any], names: Names) -> Event:
         if spec.get(key):
             slim[key] = [_slim_container(one, names) for one in spec[key]]
     slimmed: Event = {"metadata": kept, "spec": slim}
-    conditions = _mapping(pod.get("status")).get("conditions")
-    ours = [one for one in conditions or () if isinstance(one, dict) and one.get("type") == names.resize]
-    return {**slimmed, "status": {"conditions": ours}} if ours else slimmed
+    status = _mapping(pod.get("status"))
+    ours = [one for one in status.get("conditions") or () if isinstance(one, dict) and one.get("type") == names.resize]
+    said = {"conditions": ours} if ours else {}
+    if status.get("startTime"):
+        said["startTime"] = status["startTime"]
+    return {**slimmed, "status": said} if said else slimmed
 
 
 class Recorder:

@@ -177,6 +177,11 @@ def annotation(pod: Mapping[str, Any], names: Names) -> str | None:
     return named(pod, names.placement)
 
 
+def _was_taken(pod: Mapping[str, Any]) -> bool:
+    """Whether kubelet has taken a pod in, and so its devices were given; an owner has no right to `status`."""
+    return bool(_mapping(pod.get("status")).get("startTime"))
+
+
 @dataclass(frozen=True, slots=True)
 class SeenUse:
     """What a bound pod uses. `wrong` says why its placement annotation was not believed."""
@@ -189,9 +194,10 @@ class SeenUse:
 def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
     """What a bound pod books on its node.
 
-    A placement that contradicts the pod's own request books nothing: the manager refuses such a pod. A share
-    without any placement was bound past us: its cards are unknown until the manager or its owner names them. Of a pod
-    that was resized the annotation may say the old amounts or the new ones.
+    A placement that contradicts the pod's own request books nothing: the manager refuses such a pod. But one that
+    kubelet has taken was not refused: it was written since. Its cards are unknown then until the manager or its owner
+    names them, as those of a share without any placement are, which was bound past us. Of a pod that was resized the
+    annotation may say the old amounts or the new ones.
     """
     cpu, memory = pod_requests(pod)
     try:
@@ -208,7 +214,7 @@ def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
         granted = answer.granted if answer is not None else {}
         placement.check(resize.as_asked(chosen, asked, granted), asked)
     except InvalidPlacement as error:
-        return SeenUse(Usage({}, cpu, memory), asked, str(error))
+        return SeenUse(Usage({}, cpu, memory, unplaced=_was_taken(pod)), asked, str(error))
     use = {
         card: (min(cores, _MOST), min(blocks, _MOST))
         for card, (cores, blocks) in placement.peak_use(asked, chosen).items()

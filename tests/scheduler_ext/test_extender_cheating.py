@@ -107,6 +107,21 @@ def test_a_gang_is_as_large_as_its_live_members_say() -> None:
     assert [engine.filter(one, ["a"]).chosen for one in members] == ["a", "a"]
 
 
+@pytest.mark.parametrize("text", ["x", '{"version":1,"containers":{}}', None])
+def test_what_a_running_pod_has_is_not_free_after_a_restart_whatever_its_owner_wrote(text: str | None) -> None:
+    """Until its manager's report says it: an unreadable placement counted as none, one that was removed as unknown cards."""
+    first, _ = engine_with(node("a", cards("a", 1)))
+    shown = edited(placed(first, "p"), text)
+    again, _ = engine_with(node("a", cards("a", 1)))
+    again.see_pod(shown | {"status": {"phase": "Pending", "startTime": "2026-11-28T09:00:00Z"}})
+    answer = again.filter(pod("q", 100, None, uid="q"), ["a"])
+    assert answer.chosen is None
+    never_taken, _ = engine_with(node("a", cards("a", 1)))
+    never_taken.see_pod(shown | {"status": {"phase": "Pending"}})
+    free_there = never_taken.filter(pod("q", 100, None, uid="q"), ["a"]).chosen == "a"
+    assert free_there == (text is not None), "the manager refuses it"
+
+
 def test_a_pod_that_is_asked_about_again_and_again_counts_as_demand_once() -> None:
     """It outweighed everything else, and packing fell by three points of allocation."""
     engine, clock = engine_with(node("a", cards("a", 1)))
