@@ -63,6 +63,9 @@ class ServerCertificate:
         return context
 
     def _load(self, context: ssl.SSLContext) -> None:
+        for path in map(Path, filter(None, (self._chain, self._key, self._client_ca))):
+            if path.exists() and not path.is_file():  # who opens a pipe waits for ever
+                raise BadCertificate(f"{path} cannot be used as certificate or key: it is no file")
         try:
             context.load_cert_chain(self._chain, self._key)
         except (OSError, ssl.SSLError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import shutil
 import socket
 import ssl
@@ -16,7 +17,7 @@ import uvloop
 
 from scheduler_ext.http import certificate as renewal
 from scheduler_ext.http import server as servers
-from scheduler_ext.http.certificate import ServerCertificate
+from scheduler_ext.http.certificate import BadCertificate, ServerCertificate
 from tests.scheduler_ext.test_extender_server import Application, answer, post
 from tests.scheduler_ext.test_extender_writing import certificate
 
@@ -161,6 +162,15 @@ def test_files_that_can_not_be_used_are_told_of_once_until_they_change(
         assert await shown(address)
 
     serving(ServerCertificate(*map(str, pair), str(authority)), work)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_told_of_and_not_waited_for(tmp_path: Path) -> None:
+    pair = certificate(tmp_path, "server")
+    os.mkfifo(tmp_path / "pipe")
+    pipe = str(tmp_path / "pipe")
+    for files in ((pipe, str(pair[1])), (str(pair[0]), pipe), (*map(str, pair), pipe)):
+        with pytest.raises(BadCertificate, match="is no file"):
+            ServerCertificate(*files)
 
 
 def test_a_file_of_authorities_without_one_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
