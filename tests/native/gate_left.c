@@ -101,6 +101,26 @@ static void test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_las
     CHECK_NEAR(settle_for(T + 5000 * MS, true), VC_ABANDONED_UNKNOWN_NS, 10 * US);
 }
 
+/* A child that is let go and launches 2 ms later, when its events are made, had nothing on the card in between: that was charged when it was killed (killed_after_launch 40 to 44 of 50, charged 50). */
+static void test_what_is_not_handed_over_yet_owes_nothing(void)
+{
+    start(50, 50, 0);
+    CHECK(ask(T, 0) == VC_GATE_GO && answer.from_idle && slot.predicted_finish_ns < T + 10 * US);
+    vc_gate_hands_over(&gate, T + 20 * US, &answer);
+    CHECK(slot.predicted_finish_ns < T + 10 * US); /* no longer than that always takes */
+    vc_gate_hands_over(&gate, T + 2 * MS, &answer);
+    CHECK(slot.predicted_finish_ns >= T + 2 * MS && slot.predicted_finish_ns < T + 2 * MS + 10 * US);
+    vc_gate_hands_over(&gate, T + 4 * MS, &answer); /* once: what was launched since is on the card */
+    CHECK(slot.predicted_finish_ns < T + 2 * MS + 10 * US);
+    start(50, 50, 0);
+    ask(T, 0);
+    struct vc_gate_answer first = answer;
+    CHECK(ask(T + MS, 0) == VC_GATE_GO); /* another thread, which has */
+    uint64_t paid = slot.predicted_finish_ns;
+    vc_gate_hands_over(&gate, T + 2 * MS, &first);
+    CHECK(slot.predicted_finish_ns == paid);
+}
+
 /* The arbiter tells of each process when it ended; siblings live on. */
 static void test_a_dead_process_is_not_charged_for_as_long_as_its_siblings_live(void)
 {
@@ -302,6 +322,7 @@ int main(void)
     test_nobody_waits_for_ever_for_a_stopped_process();
     test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_last_alive();
     test_others_part_of_abandoned_work_is_not_the_containers();
+    test_what_is_not_handed_over_yet_owes_nothing();
     test_a_dead_process_is_not_charged_for_as_long_as_its_siblings_live();
     test_what_several_left_at_the_same_time_is_charged_once();
     test_who_ends_before_what_is_overdue_was_charged_leaves_that();

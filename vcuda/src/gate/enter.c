@@ -168,6 +168,9 @@ static uint64_t allowance(const struct vc_gate *gate, uint64_t now_ns, int64_t c
     return gate->finish_ns < limit ? vc_earlier(most, limit - gate->finish_ns) : 0;
 }
 
+/* Between the gate and the driver a launch takes no longer, unless its thread is held up. */
+static const uint64_t HELD_UP_NS = 50000;
+
 static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int64_t credit, bool nothing_outstanding,
                    const struct vc_policy *policy, struct vc_gate_answer *answer)
 {
@@ -207,8 +210,22 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
         vc_store_relaxed(&gate->usage->began_ns, VC_UNTOLD | now_ns);
     gate->all_done = false;
     vc_store_relaxed(&gate->usage->last_active_ns, now_ns);
+    answer->asked_ns = now_ns;
+    answer->finish_ns = gate->finish_ns;
     vc_gate_publish(gate);
     answer->opened = vc_gate_open(gate);
+}
+
+void vc_gate_hands_over(struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_answer *answer)
+{
+    if (VC_LIKELY(!answer->from_idle || now_ns < answer->asked_ns + HELD_UP_NS))
+        return;
+    pthread_mutex_lock(&gate->mutex);
+    if (gate->finish_ns == answer->finish_ns && gate->unseen == 0) { /* else another thread has launched meanwhile, or what was left was marked */
+        gate->finish_ns += now_ns - answer->asked_ns;
+        vc_gate_publish(gate);
+    }
+    pthread_mutex_unlock(&gate->mutex);
 }
 
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer)

@@ -76,6 +76,7 @@ struct vc_gate_answer {
     uint64_t sequence;     /* GO: the lease under which the work starts */
     bool impossible;       /* the limits make no sense; somebody should say so */
     bool from_idle;        /* GO: nothing of this process was on the card */
+    uint64_t asked_ns, finish_ns; /* GO: when, and by when all of this process should be done */
     uint64_t joins_until_ns; /* GO: work of this process is predicted to be running on the card until then; 0: none */
     bool call_next;        /* TURN: siblings should look at once */
     bool opened;           /* GO: from now on the helper has to look (vc_gate_rest) */
@@ -148,6 +149,9 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns);
 
 /* May an operation of `cost_ns` (0: unknown), perhaps of `risk_ns` (0: certainly not), start? If so it is charged at once and counted as launched. */
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer);
+
+/* What the gate let go is handed to the driver now, after what had to be done before: until then a process that had nothing on the card has nothing there, and owes nothing, should it end. */
+void vc_gate_hands_over(struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_answer *answer);
 
 /* It was launched before anybody asked: charge it and count it as launched, whatever it may. Nothing is allowed beyond it. */
 void vc_gate_launched_unasked(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer);

@@ -287,6 +287,8 @@ static bool begin_here(struct vc_work *work)
     work->first = vc_lane_all_marked(&lane->lane);
     if (work->first)
         vc_mark_launching(lane->open);
+    if (work->answer.from_idle)
+        vc_gate_hands_over(lane->lane.gate, vc_now_ns(), &work->answer);
     return true;
 }
 
