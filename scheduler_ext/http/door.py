@@ -15,7 +15,7 @@ from scheduler_ext.http.strangers import MOST, ByPeer
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
 _AT_ONCE = 64  # accepted before others have their turn
-_HANDSHAKES = 64  # each may hold 0.5 MB: OpenSSL takes messages of 100 KB, in as many records as anybody likes
+_HANDSHAKES = 192  # each may hold 0.6 MB: OpenSSL takes messages of 100 KB, in as many records as anybody likes
 _UNTIL_PUSHED_SECONDS = (
     0.3  # what a handshake has before those of other addresses may end it; three ways there and back
 )
@@ -23,7 +23,8 @@ _SECONDS, _WAIT_SECONDS = 5.0, 15.0  # that one may take, and that one may wait 
 _LOOK_SECONDS = 0.5  # for who has waited too long
 _HEAD = 9  # bytes of a record's head and of that of the ClientHello in it
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
-_PAUSE_SECONDS = 0.2  # where no descriptor is left
+_ESTABLISHED = 1  # TCP_ESTABLISHED, of which struct tcp_info begins: the peer has not closed
+_PAUSE_SECONDS = 0.1  # where no descriptor is left, or the kernel tells too early
 
 
 class Newcomer:
@@ -33,6 +34,7 @@ class Newcomer:
         self.socket, self.peer = one, peer
         self.since = time.monotonic()  # when its handshake began, or it came
         self._there = 1  # bytes of which the kernel tells
+        self.told_early = False  # as it does of many small pieces, and would do again at once
 
     def has_come(self) -> bool:
         """Whether its ClientHello is here. Raises OSError if what comes is none, or ends before."""
@@ -51,9 +53,10 @@ class Newcomer:
         return True
 
     def _wait_for(self, there: int) -> bool:
-        """Let the kernel tell when so many bytes are there. Of fewer it tells only where no more will come."""
-        if there == self._there:
+        """Let the kernel tell when so many bytes are there."""
+        if self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
             raise ConnectionAbortedError("it ends within its ClientHello")
+        self.told_early = there == self._there
         self._there = there
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, there)
         return False
@@ -85,7 +88,7 @@ class PlainDoor:
 class TlsDoor:
     """Of a port with TLS, by the certificate of today.
 
-    64 shake hands at a time. Others wait for 15 s at most, their addresses take turns, and after 0.3 s the oldest
+    192 shake hands at a time. Others wait for 15 s at most, their addresses take turns, and after 0.3 s the oldest
     handshake of the address that has the most makes room for those of addresses that have less. Who has not sent a
     whole ClientHello, which is one record of every client's, is none of them.
     """
@@ -151,6 +154,10 @@ class TlsDoor:
         """Something came, or the end. The kernel tells again when there is as much as lacks."""
         try:
             if not newcomer.has_come():
+                if newcomer.told_early:
+                    loop = asyncio.get_running_loop()
+                    loop.remove_reader(newcomer.socket)
+                    loop.call_later(_PAUSE_SECONDS, self._listen_again, newcomer)
                 return
         except OSError:
             self._send_away(newcomer)
@@ -161,6 +168,10 @@ class TlsDoor:
         if len(self._waiting) > MOST:
             self._send_away(self._line.oldest_of_most())
         self._let_in()
+
+    def _listen_again(self, newcomer: Newcomer) -> None:
+        if newcomer in self._silent:
+            asyncio.get_running_loop().add_reader(newcomer.socket, self._listen_to, newcomer)
 
     def _forget_silent(self, newcomer: Newcomer) -> None:
         asyncio.get_running_loop().remove_reader(newcomer.socket)

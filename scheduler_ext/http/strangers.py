@@ -13,10 +13,12 @@ _PART, _AHEAD = 0.25, 0.002  # of the time; seconds at once, which is how long o
 _READ = 30e-6  # seconds: a read costs that before we see it
 # Between two bytes 31 KeyUpdates of TLS 1.3 may lie, 27 bytes and 9 us each; of more OpenSSL ends a connection.
 _UNSEEN = 300e-6  # seconds: what a read may have cost that brought us nothing
-_FEW = 12 * 1024 + 256  # bytes that may be read whole: as many KeyUpdates as between 16. uvloop counts 256 too many
+# Bytes that may be read whole: as many KeyUpdates as between 16, where bodies come 24 ms of them; uvloop counts 256 more.
+_FEW, _FEW_WITH_BODIES = 12 * 1024 + 256, 64 * 1024 + 256
 _SIP, _MOST_SIP = 16, 1 << 18  # bytes that TLS gives at once of more
 _SLOW, _SLOW_BYTE = 0.001, 1e-6  # seconds that no read takes for its bytes, unless the processor was taken away …
-_MOST_SLOW, _SMALL_SECONDS = 4, 10.0  # … so many of them are taken for meant, and each is followed by small ones
+_MOST_SLOW, _SMALL_SECONDS = 4, 10.0  # … so many of them are taken for meant, and each is followed by small ones …
+_SLOW_AS_ONE = 0.005  # … and counts as several if it is very slow
 
 
 class Stranger(Protocol):
@@ -97,7 +99,7 @@ class Sips:
         unseen = self._strangers.read_seconds if self._first else 0.0
         self._strangers.begin(unseen + _UNSEEN if self._begun else unseen)
         self._begun = True
-        self._asked = _MOST_SIP if pending <= _FEW else self._bytes
+        self._asked = _MOST_SIP if pending <= self._strangers.few else self._bytes
         return self._asked
 
     def end(self, nbytes: int) -> bool:
@@ -105,7 +107,7 @@ class Sips:
         seconds = self._strangers.end()
         self._begun, self._first = False, nbytes < self._asked
         if seconds >= max(_SLOW, nbytes * _SLOW_BYTE):
-            self._slow += 1
+            self._slow += max(1.0, seconds / _SLOW_AS_ONE)
             self._bytes, self._small_until = _SIP, time.monotonic() + _SMALL_SECONDS
         elif self._slow:
             self._slow = max(0.0, self._slow - 0.25)
@@ -123,7 +125,8 @@ class Strangers:
     def __init__(self, everybody: bool = False) -> None:
         self.everybody = everybody
         # Where they have all of the time it must not be counted too high: each would wait for nothing.
-        self._part, self.read_seconds, self.most_sip = (1.0, 0.0, _MOST_SIP) if everybody else (_PART, _READ, _SIP)
+        self._part, self.read_seconds = (1.0, 0.0) if everybody else (_PART, _READ)
+        self.few, self.most_sip = (_FEW_WITH_BODIES, _MOST_SIP) if everybody else (_FEW, _SIP)
         self._connections, self._count = ByPeer[Stranger](), 0
         self._line = ByPeer[Stranger]()
         self._called = False

@@ -108,9 +108,25 @@ def test_who_has_not_sent_a_whole_client_hello_keeps_nobody_from_a_handshake(tmp
     serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
 
 
+def test_a_client_hello_may_come_byte_by_byte(tmp_path: Path) -> None:
+    """The kernel tells of many small pieces before there are as many bytes as it was asked for."""
+    whole = hello()
+
+    async def work(address: tuple[str, int]) -> None:
+        reader, writer = await half(address, data=b"")
+        writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(len(whole)):
+            writer.write(whole[at : at + 1])
+            await asyncio.sleep(0.002)
+        assert (await asyncio.wait_for(reader.readexactly(1), 10)) == b"\x16"
+        writer.close()
+
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
 def test_an_honest_handshake_ends_beside_those_that_do_not(tmp_path: Path) -> None:
     async def work(address: tuple[str, int]) -> None:
-        ones = [await half(address, "127.0.0.2") for _ in range(300)]
+        ones = [await half(address, "127.0.0.2") for _ in range(600)]
         began = time.monotonic()
         assert await asyncio.wait_for(shown(address), 10)
         assert time.monotonic() - began < door._SECONDS
@@ -136,7 +152,7 @@ def test_who_half_closes_right_behind_its_request_is_answered(tmp_path: Path) ->
                 except ssl.SSLWantReadError:
                     plain.sendall(out.read())
                     into.write(plain.recv(2**16))
-            client.write(post("/x", b"y" * 8000))
+            client.write(post("/x", b"y" * 40_000))
             plain.sendall(out.read())  # the last of the handshake too
             plain.shutdown(socket.SHUT_WR)
             while data := plain.recv(2**16):
