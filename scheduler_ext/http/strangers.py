@@ -13,7 +13,7 @@ _PART, _AHEAD = 0.25, 0.002  # of the time; seconds at once, which is how long o
 _READ = 30e-6  # seconds: a read costs that before we see it
 # Between two bytes 31 KeyUpdates of TLS 1.3 may lie, 27 bytes and 9 us each; of more OpenSSL ends a connection.
 _UNSEEN = 300e-6  # seconds: what a read may have cost that brought us nothing
-# Bytes that may be read whole: as many KeyUpdates as between 16, where bodies come 24 ms of them; uvloop counts 256 more.
+# Bytes that may be read whole: as many KeyUpdates as between 16, where bodies come 24 ms of them; uvloop adds 256.
 _FEW, _FEW_WITH_BODIES = 12 * 1024 + 256, 64 * 1024 + 256
 _SIP, _MOST_SIP = 16, 1 << 18  # bytes that TLS gives at once of more
 _SLOW, _SLOW_BYTE = 0.001, 1e-6  # seconds that no read takes for its bytes, unless the processor was taken away …
