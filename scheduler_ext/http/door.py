@@ -16,9 +16,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 512
 _AT_ONCE = 64  # accepted before others have their turn
 _HANDSHAKES = 192  # each may hold 0.6 MB: OpenSSL takes messages of 100 KB, in as many records as anybody likes
-_UNTIL_PUSHED_SECONDS = (
-    0.3  # what a handshake has before those of other addresses may end it; three ways there and back
-)
+_UNTIL_PUSHED_SECONDS = 0.3  # what a handshake has before those of other addresses may end it: three round trips
 _SECONDS, _WAIT_SECONDS = 5.0, 15.0  # that one may take, and that one may wait for it
 _LOOK_SECONDS = 0.5  # for who has waited too long
 _HEAD = 9  # bytes of a record's head and of that of the ClientHello in it
