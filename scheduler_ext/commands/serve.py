@@ -119,13 +119,18 @@ def _sweep(engine: Engine, binder: Binder) -> None:
     binder.settle()
 
 
+def _late_seconds(settings: Settings) -> float:
+    """After it was begun the API server may still carry out a write."""
+    return settings.api_timeout_seconds + _ON_THE_WAY
+
+
 def _engine(settings: Settings, recorder: Recorder | None) -> Engine:
     return Engine(
         Names(settings.resource_domain),
         settings.policy,
         expiry_seconds=settings.assume_seconds,
         gang_seconds=settings.gang_seconds,
-        late_seconds=settings.api_timeout_seconds + _ON_THE_WAY,
+        late_seconds=_late_seconds(settings),
         journal=recorder,
     )
 
@@ -173,9 +178,7 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("election").inc,
         )  # fmt: skip
         self._reads = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
-        self._binder = Binder(
-            api, engine, self._reads, self._standby_reason, late_seconds=settings.api_timeout_seconds + _ON_THE_WAY
-        )
+        self._binder = Binder(api, engine, self._reads, self._standby_reason, late_seconds=_late_seconds(settings))
         self._sweeper = Worker(
             "sweeper", lambda: _sweep(engine, self._binder),
             failed=engine.metrics.worker_failures.labels("sweeper").inc,
@@ -310,7 +313,7 @@ class _Replica:
         if self._settings.claims:
             self._templates.start()
         if self._election is None:
-            self._engine.expect_late_writes(self._settings.api_timeout_seconds + _ON_THE_WAY)
+            self._engine.expect_late_writes(_late_seconds(self._settings))
             self._follow()
         else:
             self._election.worker.start()

@@ -126,10 +126,10 @@ def test_a_client_hello_may_come_byte_by_byte(tmp_path: Path) -> None:
 
 def test_an_honest_handshake_ends_beside_those_that_do_not(tmp_path: Path) -> None:
     async def work(address: tuple[str, int]) -> None:
-        ones = [await half(address, "127.0.0.2") for _ in range(600)]
+        ones = [await half(address, "127.0.0.2") for _ in range(door._HANDSHAKES + 50)]
         began = time.monotonic()
         assert await asyncio.wait_for(shown(address), 10)
-        assert time.monotonic() - began < door._SECONDS
+        assert time.monotonic() - began < door._SECONDS / 2
         for _, writer in ones:
             writer.close()
 

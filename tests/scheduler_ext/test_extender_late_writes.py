@@ -50,6 +50,20 @@ def _held(api: FakeApi) -> list[str]:
     ]
 
 
+def first_binding_stalls(api: FakeApi, seconds: float) -> threading.Event:
+    """The first Binding of the pod `first` is carried out so much later; set when it has come."""
+    arrived, usual = threading.Event(), api.hook
+
+    def hook(request: Request) -> Fault | None:
+        if request.path.endswith("/first/binding") and not arrived.is_set():
+            arrived.set()
+            return Fault(stalled_s=seconds)
+        return usual(request)
+
+    api.hook = hook
+    return arrived
+
+
 @pytest.mark.parametrize("stalled", [1.0, 30.0])
 def test_a_restarted_extender_waits_for_what_the_killed_one_wrote(api: FakeApi, tmp_path: Path, stalled: float) -> None:
     """It believed that the card was free; the API server carried the dead one's Binding out 8 s later, on the same card.
@@ -59,15 +73,7 @@ def test_a_restarted_extender_waits_for_what_the_killed_one_wrote(api: FakeApi, 
     api.put("nodes", node("a", cards("a", 1)))
     first, second = pod("first", 100, None, uid="u1"), pod("second", 100, None, uid="u2")
     api.put("pods", first)
-    arrived, usual = threading.Event(), api.hook
-
-    def hook(request: Request) -> Fault | None:
-        if request.path.endswith("/first/binding") and not arrived.is_set():
-            arrived.set()
-            return Fault(stalled_s=stalled)
-        return usual(request)
-
-    api.hook = hook
+    arrived = first_binding_stalls(api, stalled)
     options = (
         "--kubeconfig",
         api.kubeconfig(tmp_path),
@@ -165,15 +171,7 @@ def test_a_leader_that_ends_keeps_the_lease_while_a_write_of_it_may_be_carried_o
     api.put("nodes", node("a", cards("a", 1)))
     first, second = pod("first", 100, None, uid="u1"), pod("second", 100, None, uid="u2")
     api.put("pods", first)
-    arrived, usual = threading.Event(), api.hook
-
-    def hook(request: Request) -> Fault | None:
-        if request.path.endswith("/first/binding") and not arrived.is_set():
-            arrived.set()
-            return Fault(stalled_s=2.5)
-        return usual(request)
-
-    api.hook = hook
+    arrived = first_binding_stalls(api, 2.5)
     direct = api.kubeconfig(tmp_path)
     (tmp_path / "way").write_text(Path(direct).read_text().replace(api.url, f"http://127.0.0.1:{way.port}"))
     options = "--api-timeout-seconds", "3", "--lease", "default/extender", "--lease-seconds", "6"
