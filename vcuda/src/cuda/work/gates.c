@@ -95,6 +95,9 @@ uint64_t vc_gates_rest(void)
 
 /* So long after the last launch nobody looks any more. */
 static const uint64_t SAMPLED_NS = 20000000;
+/* A helper that had to wait for a processor runs when another thread begins to wait, as at a callback's end: just then their work begins on the card. It looks at
+ * random within so much. */
+static const uint64_t LATE_NS = 20000, APART_NS = 50000;
 
 static struct {
     uint64_t at_ns;  /* when to look; 0: not until something is launched */
@@ -115,12 +118,16 @@ static uint64_t at_random(uint64_t most_ns)
 void vc_gates_sample_begins(void)
 {
     uint64_t now = vc_now_ns();
+    bool late = false;
     if (dice == 0)
         dice = now | 1;
     for (int card = 0; card < VC_MAX_PROCESS_CARDS; card++) {
         sampling[card].due = sampling[card].at_ns != 0 && sampling[card].at_ns <= now;
         sampling[card].busy = false;
+        late |= sampling[card].due && sampling[card].at_ns + LATE_NS < now;
     }
+    for (uint64_t until = late ? now + at_random(APART_NS) : 0; vc_now_ns() < until;)
+        vc_cpu_relax();
 }
 
 bool *vc_gates_sample(const struct vc_gate *gate)
