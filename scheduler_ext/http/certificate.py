@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import _ssl
 import asyncio
+import contextlib
 import ctypes
 import logging
 import ssl
 from pathlib import Path
 
+from vcuda.tls import no_password
+
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0
+_GONE_LOOKS = 5  # so many in a row a file may be missing: it is being replaced
 HTTP_2 = "h2"  # the name by which a client offers it
 _CHAIN_BYTES = 8 * 1024  # of a client's certificates; three are 6 KiB. However small, each takes OpenSSL 0.14 ms
 _GET_MOST, _SET_MOST, _USUAL_MOST = 50, 51, 100 * 1024  # SSL_CTRL_…_MAX_CERT_LIST of openssl/ssl.h, and what it is
@@ -38,6 +42,18 @@ def bound_chains(context: ssl.SSLContext) -> bool:
     return True
 
 
+def _shake_hands(server: ssl.SSLContext) -> None:
+    """With a client in memory that trusts everybody. Raises ssl.SSLError if that can't be done."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client, side = trusting.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    for each in (client, side, client, side, client, side):  # two turns each are enough for TLS 1.2
+        with contextlib.suppress(ssl.SSLWantReadError):
+            each.do_handshake()
+
+
 class ServerCertificate:
     """A certificate chain and its key, in PEM files. Raises BadCertificate if they can't be used at the start.
 
@@ -49,7 +65,8 @@ class ServerCertificate:
         self._chain, self._key, self._client_ca = chain, key, client_ca
         self._protocols = [HTTP_2, "http/1.1"] if http2 and client_ca else ["http/1.1"]
         self.asks_clients = client_ca is not None
-        self._seen = self._fingerprint()
+        with contextlib.suppress(OSError):
+            self._seen = self._fingerprint()
         self.context = self._fresh()  # of what the files said when they last changed; one context never changes
 
     def _fresh(self) -> ssl.SSLContext:
@@ -67,7 +84,8 @@ class ServerCertificate:
             if path.exists() and not path.is_file():  # who opens a pipe waits for ever
                 raise BadCertificate(f"{path} cannot be used as certificate or key: it is no file")
         try:
-            context.load_cert_chain(self._chain, self._key)
+            context.load_cert_chain(self._chain, self._key, no_password)
+            _shake_hands(context)
         except (OSError, ssl.SSLError) as error:
             raise BadCertificate(f"certificate {self._chain} with key {self._key} cannot be used: {error}") from error
         if self._client_ca is None:
@@ -86,20 +104,25 @@ class ServerCertificate:
             )
 
     def _fingerprint(self) -> tuple[tuple[int, int], ...]:
-        try:
-            files = [self._chain, self._key, *([self._client_ca] if self._client_ca else [])]
-            found = [Path(file).stat() for file in files]
-        except OSError:
-            return ()  # being replaced: it is different again when it is back
+        """Raises OSError where a file is missing."""
+        found = [Path(file).stat() for file in filter(None, (self._chain, self._key, self._client_ca))]
         return tuple((status.st_mtime_ns, status.st_ino) for status in found)
 
     async def keep_fresh(self) -> None:
         """Look for changed files until cancelled, and make `context` anew when they are whole."""
         said: object = None
+        missing = 0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            found = self._fingerprint()
-            if not found or found == self._seen:
+            try:
+                found = self._fingerprint()
+            except OSError as error:
+                missing += 1
+                if missing == _GONE_LOOKS:
+                    _log.warning("certificate files cannot be read: %s; what was in use before stays so", error)
+                continue
+            missing = 0
+            if found == self._seen:
                 continue
             try:
                 # A new one: OpenSSL would keep an old certificate whose key is of another kind, and old clients' CAs.

@@ -408,7 +408,7 @@ def test_who_may_write_statuses_or_delete_pods_frees_no_share_whose_container_ru
         process.kill()
         process.wait()
         Storage.remove(node.directory / "container/etc/vcuda")
-    eventually(lambda: daemon.allocator.collect() and not node.region(item, "c").exists(), "the end of the share")
+    eventually(lambda: (daemon.allocator.collect(), not node.region(item, "c").exists())[1], "the end of the share")
 
 
 @pytest.mark.parametrize(("version", "driver"), [(1, "cgroupfs"), (2, "systemd")])

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,8 @@ from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import BadCertificate, ServerCertificate
 from tests.scheduler_ext.test_extender_server import Application, answer, post
 from tests.scheduler_ext.test_extender_writing import certificate
+from vcuda.kube.config import Login
+from vcuda.kube.errors import NoConfiguration
 
 EC = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
 
@@ -162,6 +165,45 @@ def test_files_that_can_not_be_used_are_told_of_once_until_they_change(
         assert await shown(address)
 
     serving(ServerCertificate(*map(str, pair), str(authority)), work)
+
+
+def test_an_encrypted_key_is_told_of_and_nobody_is_asked_for_its_password(tmp_path: Path) -> None:
+    """OpenSSL asked at standard input, within the loop: nobody was served from then on, and SIGTERM did nothing."""
+    chain, key = certificate(tmp_path, "server", *EC)
+    encrypted = tmp_path / "encrypted.key"
+    command = ["openssl", "ec", "-aes256", "-passout", "pass:x", "-in", str(key), "-out", str(encrypted)]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(BadCertificate, match=r"encrypted.key cannot be used: the key is encrypted.*store it without"):
+        ServerCertificate(str(chain), str(encrypted))
+    with pytest.raises(NoConfiguration, match="the key is encrypted"):
+        Login("https://x", ca=chain, certificate=chain, key=encrypted).tls()
+
+
+def test_a_certificate_with_which_no_hands_can_be_shaken_is_told_of(tmp_path: Path) -> None:
+    """It was taken, and every handshake ended without a word."""
+    chain, key = certificate(tmp_path, "server", "ec", "-pkeyopt", "ec_paramgen_curve:secp256k1")
+    with pytest.raises(BadCertificate, match="cannot be used"):
+        ServerCertificate(str(chain), str(key))
+    chain, key = certificate(tmp_path, "long")
+    chain.write_text(chain.read_text() * 400)
+    with pytest.raises(BadCertificate, match="cannot be used"):
+        ServerCertificate(str(chain), str(key))
+
+
+def test_a_file_that_stays_away_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(renewal, "_LOOK_SECONDS", 0.02)
+    pair = certificate(tmp_path, "server")
+
+    async def work(address: tuple[str, int]) -> None:
+        pair[1].unlink()
+        pair[1].symlink_to(pair[1].name)
+        await asyncio.sleep(1)
+        assert sum("cannot be read" in line and str(pair[1]) in line for line in caplog.messages) == 1
+        assert await shown(address)
+
+    serving(ServerCertificate(*map(str, pair)), work)
 
 
 def test_a_pipe_in_the_place_of_a_file_is_told_of_and_not_waited_for(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import yaml
 from vcuda.addresses import bracketed
 from vcuda.kube.errors import ApiUnreachable, NoConfiguration
 from vcuda.quoted import quoted
+from vcuda.tls import no_password
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _REREAD_SECONDS = 60.0  # projected tokens are replaced long before they expire
@@ -75,7 +76,7 @@ class Login:
                 _usable("the client certificate", self.certificate) as chain,
                 _usable("the client key", self.key) as key,
             ):
-                context.load_cert_chain(chain, key)
+                context.load_cert_chain(chain, key, no_password)
         return context
 
 
