@@ -10,6 +10,7 @@ import logging
 import ssl
 from pathlib import Path
 
+from scheduler_ext.http.tls import TlsObject
 from vcuda.tls import no_password
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class ServerCertificate:
             0  # Go's clients here resume no session: two tickets for each connection would be for nothing
         )
         context.set_alpn_protocols(self._protocols)
+        context.sslobject_class = TlsObject
         self._load(context)
         return context
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from scheduler_ext.http import tls
 from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.strangers import MOST, ByPeer
 
@@ -91,9 +92,7 @@ class TlsDoor:
     whole ClientHello, which is one record of every client's, is none of them.
     """
 
-    def __init__(
-        self, make: Callable[[], asyncio.BaseProtocol], listener: socket.socket, certificate: ServerCertificate
-    ) -> None:
+    def __init__(self, make: Callable[[], tls.Above], listener: socket.socket, certificate: ServerCertificate) -> None:
         self._make, self._listener, self._certificate = make, listener, certificate
         self._shaking: dict[Newcomer, asyncio.Task[None]] = {}  # the oldest first
         self._line = ByPeer[Newcomer]()
@@ -226,9 +225,7 @@ class TlsDoor:
 
     async def _connect(self, newcomer: Newcomer) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._make, newcomer.socket, ssl=self._certificate.context, ssl_handshake_timeout=_SECONDS
-            )
+            await tls.shake_hands(newcomer.socket, self._make(), self._certificate.context, _SECONDS)
         except OSError:  # it is no client of TLS, or gone, or was late
             newcomer.socket.close()
         finally:

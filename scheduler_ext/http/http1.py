@@ -11,6 +11,7 @@ import functools
 import socket
 import time
 import urllib.parse
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
@@ -112,6 +113,10 @@ class Connection(asyncio.BufferedProtocol):
         self._reads = True  # the transport gives what comes
         self._deaf = False  # nothing more is taken in: the connection is closed, or will be with the last answer
         self._last: Answer | None = None  # that one, which those before it come first
+        self._ended = False  # the peer sends nothing more; what came before is read and answered
+        self._tls: Any = None
+        self._asked, self._unread = 0, False  # bytes of the last read, and whether TLS may have more of what came
+        self._then: Callable[[], None] | None = None  # what is told that the connection is closed after such an end
         self.until = 0.0  # the monotonic time when `late` is called
 
     # --- the transport's side ---
@@ -120,17 +125,19 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport
         self._client = common_name(transport)
         self._room = self._whole_room.part(self._client)
-        tls = transport.get_extra_info("ssl_object")
+        tls = self._tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == HTTP_2:
             if self._client is not None:
                 self._trust()
                 second = Http2Connection(self._server, self._application, self._room, self._client)
                 self._transport.set_protocol(second)
-                self._parser = self._transport = None
+                self._parser = self._transport = self._tls = None
                 second.connection_made(transport)
                 return
             send_away(transport)
             self._closed = self._deaf = True
+        elif tls is not None:
+            tls.ended = self._tls_ended
         if self._client is not None:
             self._trust()
         elif self._strangers is not None:
@@ -160,21 +167,58 @@ class Connection(asyncio.BufferedProtocol):
         # We and the transport, and the parser, refer to each other, and may stay for long: of what is large we let go.
         self._ready.clear()
         self._chunks, self._raw_head, self._rest, self._parser, self._transport = [], b"", b"", None, None
+        if self._tls is not None:
+            self._tls.ended = None
+        self._tls = self._then = None
+
+    def eof_received(self) -> bool:
+        """Without TLS."""
+        return self.peer_ended()
+
+    def peer_ended(self, then: Callable[[], None] | None = None) -> bool:
+        """It sends nothing more. Whether the connection stays for what came before; `then` comes at its end."""
+        if self._closed or self._transport is None:
+            return False
+        self._ended, self._then = True, then
+        return self._is_busy()
+
+    def _tls_ended(self) -> None:
+        self._ended = True
+        asyncio.get_running_loop().call_soon(self._end_if_idle)  # what was read before comes first
+
+    def _is_busy(self) -> bool:
+        """Whether something that came is not read, or not begun to be answered.
+
+        What is not read may be there while nobody reads. What an answer waits for is given up: most who end then have
+        gone, as Go's clients whose time is over.
+        """
+        left = self._unread or not self._reads or self._ready or self._rest or self._last is not None
+        return bool(left) and self._task is None
+
+    def _end_if_idle(self) -> None:
+        if self._ended and not (self._closed or self._is_busy()):
+            self._close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """For strangers' TLS as large as it may be read at once. Who half-closes must be read before that is seen."""
         sips, strangers = self._sips, self._strangers
+        self._unread = False
+        if self._ended:
+            asyncio.get_running_loop().call_soon(self._end_if_idle)  # if this read brings nothing
         if sips is None or strangers is None:
+            self._asked = len(self._buffer)
             return self._buffer
         if not (self._reads_next or strangers.are_few()):
-            self._sleeps = True
+            self._sleeps = self._unread = True
             self._pace()
             strangers.wait(self)
             return self._buffer[:0]
         self._reads_next = False
-        return self._buffer[: sips.begin(sizehint)]
+        self._asked = sips.begin(sizehint)
+        return self._buffer[: self._asked]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._unread = self._tls is not None and nbytes == self._asked
         if self._sips is not None and not self._sips.end(nbytes):
             self._closed = self._deaf = True
             self.abort()
@@ -463,6 +507,8 @@ class Connection(asyncio.BufferedProtocol):
                 return
         if self._ready or self._rest or self._last is not None:
             self._line_up_again()
+        elif self._ended:
+            self._end_if_idle()
 
     def _amid(self) -> bool:
         """Whether a request has come in part: then its time is what counts."""
@@ -514,6 +560,8 @@ class Connection(asyncio.BufferedProtocol):
         self._give_all()
         self.until = time.monotonic() + exchange.END_SECONDS  # for a peer that does not read its last answer
         self._transport.close()
+        if self._then is not None and not self._transport.get_write_buffer_size():
+            self._then()
 
     def _give_room(self) -> None:
         held, self._held = self._held, 0

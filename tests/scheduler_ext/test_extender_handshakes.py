@@ -10,7 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_ext.http import door
+import pytest
+
+from scheduler_ext.http import door, strangers
 from scheduler_ext.http.certificate import ServerCertificate
 from tests.scheduler_ext.test_extender_certificate import serving, shown
 from tests.scheduler_ext.test_extender_server import post
@@ -167,3 +169,73 @@ def test_who_half_closes_right_behind_its_request_is_answered(tmp_path: Path) ->
             assert b"200 OK" in await asyncio.to_thread(asked, address)
 
     serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
+@pytest.mark.parametrize("notified", [False, True])
+@pytest.mark.parametrize(("body", "record"), [(5_000, 1), (30_000, 16_384), (300_000, 16_384), (900_000, 16_384)])
+def test_who_half_closes_right_behind_anything_is_answered(
+    tmp_path: Path, body: int, record: int, notified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever turns it takes to read that: others have theirs between them. With FIN alone, or TLS's own end before."""
+
+    def asked(address: tuple[str, int]) -> bytes:
+        into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        trusted = ssl.create_default_context()
+        trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+        client = trusted.wrap_bio(into, out)
+        with socket.create_connection(address, timeout=10) as plain:
+            while True:
+                try:
+                    client.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    plain.sendall(out.read())
+                    into.write(plain.recv(2**16))
+            sent = post("/x", b"y" * body) + post("/z", b"y")
+            for at in range(0, len(sent), record):
+                client.write(sent[at : at + record])
+            if notified:
+                with contextlib.suppress(ssl.SSLError):
+                    client.unwrap()
+            plain.sendall(out.read())
+            plain.shutdown(socket.SHUT_WR)
+            while data := plain.recv(2**16):
+                into.write(data)
+        into.write_eof()
+        found = b""
+        with contextlib.suppress(ssl.SSLError):
+            while part := client.read(2**16):
+                found += part
+        return found
+
+    async def work(address: tuple[str, int]) -> None:
+        began = time.monotonic()
+        for _ in range(5):
+            found = await asyncio.to_thread(asked, address)
+            assert found.count(b"200 OK") == 2 and found.endswith(b"/z||y")
+        assert time.monotonic() - began < 20  # nobody waits for the end of its time
+
+    monkeypatch.setattr(strangers, "_AHEAD", 0.0005)  # turns, as beside others
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
+def test_half_a_request_ends_with_the_end_of_what_is_sent(tmp_path: Path) -> None:
+    async def work(address: tuple[str, int]) -> None:
+        trusted = ssl.create_default_context()
+        trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+        for data in (b"", b"POST", post("/x", b"y" * 300_000)[:-1]):
+            with socket.create_connection(address, timeout=10) as plain:
+                one = await asyncio.to_thread(trusted.wrap_socket, plain)
+                await asyncio.to_thread(one.sendall, data)
+                one.shutdown(socket.SHUT_WR)  # without TLS's own end
+                began = time.monotonic()
+                await asyncio.to_thread(_to_the_end, one)
+                assert time.monotonic() - began < 2
+
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
+def _to_the_end(one: ssl.SSLSocket) -> None:
+    with contextlib.suppress(OSError):
+        while socket.socket.recv(one, 2**16):
+            pass
