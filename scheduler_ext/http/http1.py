@@ -476,6 +476,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _line_up(self, request: Request, keep: bool, held: int) -> None:
         """`held`: its body's room, until its turn."""
+        if self._strangers is not None:
+            self._strangers.asks(self)
         self._ready.append((request, keep, held))
         self._waiting += held
         self._look_ahead()

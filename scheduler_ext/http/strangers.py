@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
-MOST = 1000  # connections; the oldest of the address that has the most make room
+MOST = 1000  # connections; the oldest of the address that has the most make room …
+_MANY_PARTS = 10  # … if it has more than such a part of them, else whoever has asked nothing for the longest time
 UNREAD_BYTES = 32 * 1024  # of each that the kernel keeps for us, and the TLS layer as many again
 _PART, _AHEAD = 0.25, 0.002  # of the time; seconds at once, which is how long others wait
 _READ = 30e-6  # seconds: a read costs that before we see it
@@ -127,7 +128,8 @@ class Strangers:
         # Where they have all of the time it must not be counted too high: each would wait for nothing.
         self._part, self.read_seconds = (1.0, 0.0) if everybody else (_PART, _READ)
         self.few, self.most_sip = (_FEW_WITH_BODIES, _MOST_SIP) if everybody else (_FEW, _SIP)
-        self._connections, self._count = ByPeer[Stranger](), 0
+        self._connections = ByPeer[Stranger]()
+        self._latest: dict[Stranger, None] = {}  # who has asked nothing for the longest time first
         self._line = ByPeer[Stranger]()
         self._called = False
         self._owed, self._owed_at = 0.0, time.monotonic()
@@ -135,15 +137,24 @@ class Strangers:
 
     def enter(self, connection: Stranger) -> None:
         self._connections.add(connection)
-        self._count += 1
-        if self._count > MOST:
+        self._latest[connection] = None
+        if len(self._latest) > MOST:
             oldest = self._connections.oldest_of_most()
+            if self._connections.count(oldest.peer) <= MOST // _MANY_PARTS:
+                oldest = next(iter(self._latest))
             self.leave(oldest)
             oldest.abort()
 
     def leave(self, connection: Stranger) -> None:
-        self._count -= self._connections.discard(connection)
+        self._connections.discard(connection)
+        self._latest.pop(connection, None)
         self._line.discard(connection)
+
+    def asks(self, connection: Stranger) -> None:
+        """A whole request of it came."""
+        if connection in self._latest:
+            del self._latest[connection]
+            self._latest[connection] = None
 
     def begin(self, unseen: float | None = None) -> None:
         """Work for one, from now to `end`: processor time, which other processes make no longer.

@@ -133,6 +133,23 @@ def test_the_oldest_connection_of_the_address_with_the_most_makes_room(monkeypat
     assert not probe.aborted
 
 
+def test_who_asks_something_keeps_its_connections_beside_many_addresses_that_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,100 addresses with one silent connection each: an API server with eight had the most, and lost them."""
+    monkeypatch.setattr(module, "MOST", 20)
+    strangers, turns = Strangers(), list[str]()
+    kept = [Fake("10.0.0.1", turns) for _ in range(2)]
+    silent = [Fake(f"10.0.1.{number}", turns) for number in range(30)]
+    for one in (*kept, *silent):
+        for known in kept:
+            strangers.asks(known)
+        strangers.enter(one)
+    assert [one.aborted for one in silent] == [True] * 12 + [False] * 18
+    strangers.enter(Fake("10.0.0.1", turns))
+    assert [one.aborted for one in kept] == [True, False]  # it has more than a tenth
+
+
 def test_who_asks_for_metrics_too_often_is_sent_the_last_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text takes a millisecond: 900 addresses that took their turns kept kubelet's probes waiting for 4.5 s."""
     clock, spent = [1000.0], [0.0]
