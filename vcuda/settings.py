@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vcuda import addresses
+from vcuda import addresses, plain_file
 from vcuda.quoted import quoted
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
             return super().construct_mapping(node, deep)
 
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        data = yaml.load(plain_file.read(path).decode(), Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"cannot read the settings file {path}: {error}") from None
     except yaml.YAMLError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.allocations.record import Allocation, decode, encode
+from vcuda import plain_file
 
 VERSION = 1
 FILE_NAME = "state.json"
@@ -84,9 +85,9 @@ class StateFile:
 
     def read(self) -> dict[Key, Allocation]:
         """The same and without touching what is damaged. Raises OSError, ValueError."""
-        text = self.path.read_bytes()
+        text = plain_file.read(self.path)
         try:
-            changes = self.journal.read_bytes()
+            changes = plain_file.read(self.journal)
         except FileNotFoundError:
             changes = b""
         try:

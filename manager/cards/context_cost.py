@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from manager.cards.inventory import Snapshot
+from vcuda import plain_file
 from vcuda.driver import context_cost, layout
 from vcuda.driver.root import HostRoot
 from vcuda.logs import fields
@@ -69,10 +70,10 @@ class ContextCosts:
     def _load(self) -> tuple[str, dict[str, int]]:
         """The driver's version and what contexts took with it."""
         try:
-            data = json.loads(self._file.read_bytes())
+            data = json.loads(plain_file.read(self._file))
             known = {str(uuid): int(count) for uuid, count in data["cards"].items() if int(count) > 0}
             return str(data["driver"]), known
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return "", {}
 
     def _save(self) -> None:

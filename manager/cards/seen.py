@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.cards.driver import NodeCard
+from vcuda import plain_file
 from vcuda.spec.inventory import Card
 
 NAME = "cards.json"
@@ -62,13 +63,13 @@ class SeenCards:
 
     def _load(self) -> dict[str, tuple[NodeCard, float]]:
         try:
-            document = json.loads(self._file.read_bytes())
+            document = json.loads(plain_file.read(self._file))
             if document["version"] != _VERSION:
                 return {}
             return {row["card"]["uuid"]: _card(row) for row in document["cards"]}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             log.warning("%s can't be read: %s; a card lost while no daemon ran is not missed", self._file, error)
             return {}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.cgroups import pods
+from vcuda import plain_file
 from vcuda.driver.memory_limits import CannotLimit
 
 VERSION = 1
@@ -48,10 +49,10 @@ class Standing:
         self.path = folder / FILE_NAME
         self._groups: dict[Path, Group] = {}
         try:
-            self._groups = _decoded(json.loads(self.path.read_bytes()))
+            self._groups = _decoded(json.loads(plain_file.read(self.path)))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning(
                 "%s can't be read (%s): limits that a daemon before this one has set are found again with their pods",
                 self.path,

@@ -36,7 +36,8 @@ def attempt(directory: Path, instance: str, name: str = NODE) -> TextIO | None:
         file = path_in(directory, name).open("a+")  # who stands there is not lost while we wait
     except OSError as error:
         raise StartError(
-            f"cannot write to {directory} ({error.strerror}); make it writable or point --checkpoint-path elsewhere"
+            f"cannot write to {directory} ({error.strerror or error}); make it writable or point --checkpoint-path "
+            "elsewhere"
         ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

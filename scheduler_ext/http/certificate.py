@@ -11,6 +11,7 @@ import ssl
 from pathlib import Path
 
 from scheduler_ext.http.tls import TlsObject
+from vcuda import plain_file
 from vcuda.tls import no_password
 
 _log = logging.getLogger(__name__)
@@ -83,8 +84,10 @@ class ServerCertificate:
 
     def _load(self, context: ssl.SSLContext) -> None:
         for path in map(Path, filter(None, (self._chain, self._key, self._client_ca))):
-            if path.exists() and not path.is_file():  # who opens a pipe waits for ever
-                raise BadCertificate(f"{path} cannot be used as certificate or key: it is no file")
+            try:
+                plain_file.read(path)  # OpenSSL would wait for a pipe's end
+            except OSError as error:
+                raise BadCertificate(f"{path} cannot be used as certificate or key: {error.strerror}") from error
         try:
             context.load_cert_chain(self._chain, self._key, no_password)
             _shake_hands(context)

@@ -224,7 +224,7 @@ def test_probes_have_a_port_of_their_own_and_sigterm_ends_it(tmp_path: Path) -> 
         (["--tls-cert=x", "--tls-key=x", "--default-cores=101"], "--default-cores: '101' is not valid (give a whole number from 0 to 100)"),
         (["--tls-cert=x", "--tls-key=x", "--default-priority=urgent"], "--default-priority: 'urgent' is not valid"),
         (["--tls-cert=x", "--tls-key=x", "--resource-domain=a/b"], "--resource-domain: 'a/b' is not valid (write a domain"),
-        (["--tls-cert=/nowhere", "--tls-key=/nowhere"], "certificate /nowhere with key /nowhere cannot be used"),
+        (["--tls-cert=/nowhere", "--tls-key=/nowhere"], "/nowhere cannot be used as certificate or key: No such file"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(

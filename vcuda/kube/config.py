@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from vcuda import plain_file
 from vcuda.addresses import bracketed
 from vcuda.kube.errors import ApiUnreachable, NoConfiguration
 from vcuda.quoted import quoted
@@ -86,6 +87,7 @@ def _usable(what: str, source: Source) -> Iterator[str]:
     name = source if isinstance(source, Path) else "in the kubeconfig"
     try:
         if isinstance(source, Path):
+            plain_file.read(source)  # OpenSSL would wait for a pipe's end
             yield str(source)
             return
         with tempfile.NamedTemporaryFile() as scratch:
@@ -105,7 +107,7 @@ def token_file(path: Path) -> Token:
         now = time.monotonic()
         if now >= next_read:
             try:
-                token = path.read_text().strip()
+                token = plain_file.read(path).decode().strip()
                 next_read = now + _REREAD_SECONDS
             except (OSError, UnicodeDecodeError) as error:
                 if not token:
@@ -229,7 +231,7 @@ def context(paths: Sequence[Path], name: str | None = None) -> Context:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(plain_file.read(path).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise NoConfiguration(f"cannot read the kubeconfig {path}: {error}") from error
     except yaml.YAMLError as error:
