@@ -9,8 +9,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from scheduler_ext.http import tls
+from scheduler_ext.http import hello, places, tls
 from scheduler_ext.http.certificate import ServerCertificate
+from scheduler_ext.http.places import Ranked, Repute
 from scheduler_ext.http.strangers import MOST, ByPeer
 
 _log = logging.getLogger(__name__)
@@ -20,8 +21,7 @@ _HANDSHAKES = 192  # each may hold 0.6 MB: OpenSSL takes messages of 100 KB, in 
 _UNTIL_PUSHED_SECONDS = 0.3  # what a handshake has before those of other addresses may end it: three round trips
 _SECONDS, _WAIT_SECONDS = 5.0, 15.0  # that one may take, and that one may wait for it
 _LOOK_SECONDS = 0.5  # for who has waited too long
-_HEAD = 9  # bytes of a record's head and of that of the ClientHello in it
-_HANDSHAKE, _CLIENT_HELLO = 22, 1
+_BEGUN_AT_ONCE = 8  # handshakes; each takes the loop 1 ms
 _ESTABLISHED = 1  # TCP_ESTABLISHED, of which struct tcp_info begins: the peer has not closed
 _PAUSE_SECONDS = 0.1  # where no descriptor is left, or the kernel tells too early
 
@@ -32,22 +32,22 @@ class Newcomer:
     def __init__(self, one: socket.socket, peer: str) -> None:
         self.socket, self.peer = one, peer
         self.since = time.monotonic()  # when its handshake began, or it came
+        self.rank = places.UNKNOWN
         self._there = 1  # bytes of which the kernel tells
         self.told_early = False  # as it does of many small pieces, and would do again at once
 
     def has_come(self) -> bool:
         """Whether its ClientHello is here. Raises OSError if what comes is none, or ends before."""
         try:
-            head = self.socket.recv(_HEAD, socket.MSG_PEEK)
+            data = self.socket.recv(hello.MOST_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return False
-        if len(head) < _HEAD:
-            return self._wait_for(_HEAD)
-        size = int.from_bytes(head[3:5], "big")
-        if head[0] != _HANDSHAKE or head[5] != _CLIENT_HELLO or int.from_bytes(head[6:9], "big") + 4 > size:
-            raise ConnectionAbortedError("this is no ClientHello in one record")
-        if len(self.socket.recv(5 + size, socket.MSG_PEEK)) < 5 + size:
-            return self._wait_for(5 + size)
+        try:
+            wanted = hello.lacks(data)
+        except ValueError as error:
+            raise ConnectionAbortedError(str(error)) from None
+        if wanted:
+            return self._wait_for(wanted)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         return True
 
@@ -87,15 +87,19 @@ class PlainDoor:
 class TlsDoor:
     """Of a port with TLS, by the certificate of today.
 
-    192 shake hands at a time. Others wait for 15 s at most, their addresses take turns, and after 0.3 s the oldest
-    handshake of the address that has the most makes room for those of addresses that have less. Who has not sent a
-    whole ClientHello, which is one record of every client's, is none of them.
+    192 shake hands at a time. Others wait for 15 s at most, and their addresses take turns. After 0.3 s a handshake
+    makes room for those of addresses that have less, or are known for better: first those of addresses whose last one
+    did not come to its end, for whom none makes room but where somebody has two more. Who has not sent a whole
+    ClientHello is none of them.
     """
 
     def __init__(self, make: Callable[[], tls.Above], listener: socket.socket, certificate: ServerCertificate) -> None:
         self._make, self._listener, self._certificate = make, listener, certificate
-        self._shaking: dict[Newcomer, asyncio.Task[None]] = {}  # the oldest first
-        self._line = ByPeer[Newcomer]()
+        self._shaking: dict[Newcomer, asyncio.Task[None]] = {}
+        self._held, self._line = Ranked[Newcomer](), Ranked[Newcomer]()  # those who shake hands, and who wait
+        self._pushed: set[Newcomer] = set()  # those who end to make room
+        self._repute = Repute()
+        self._soon = False  # more are let in in the loop's next turn
         self._waiting: dict[Newcomer, None] = {}  # those in the line, the oldest first
         self._silent: dict[Newcomer, None] = {}  # whose ClientHello is not here, the oldest first
         self._silent_by_peer = ByPeer[Newcomer]()
@@ -161,9 +165,10 @@ class TlsDoor:
             return
         self._forget_silent(newcomer)
         self._waiting[newcomer] = None
+        newcomer.rank = self._repute.rank(newcomer.peer)
         self._line.add(newcomer)
         if len(self._waiting) > MOST:
-            self._send_away(self._line.oldest_of_most())
+            self._send_away(max(self._line.oldest_of_most(), key=lambda one: self._line.count(one.peer)))
         self._let_in()
 
     def _listen_again(self, newcomer: Newcomer) -> None:
@@ -198,36 +203,57 @@ class TlsDoor:
         for ones, most in ((self._silent, _SECONDS), (self._waiting, _WAIT_SECONDS)):
             while ones and (oldest := next(iter(ones))).since < now - most:
                 self._send_away(oldest)
-        while self._waiting and len(self._shaking) < _HANDSHAKES:
-            self._shake(self._line.next())
-        rest = self._make_room(now) if self._waiting else _LOOK_SECONDS
+        self._begin_some()
+        rest = self._make_room(now) if self._waiting and len(self._shaking) >= _HANDSHAKES else _LOOK_SECONDS
         if self._waiting or self._silent:
             self._timer = asyncio.get_running_loop().call_later(rest, self._let_in)
 
+    def _begin_some(self) -> None:
+        for _ in range(_BEGUN_AT_ONCE):
+            if not self._waiting or len(self._shaking) >= _HANDSHAKES:
+                return
+            self._shake(self._line.next())
+        if self._waiting and not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._soon = False
+        self._let_in()
+
     def _make_room(self, now: float) -> float:
         """After how many seconds there may be more."""
-        held = ByPeer[Newcomer]()
-        for newcomer in self._shaking:
-            held.add(newcomer)
-        pushed = held.oldest_of_most()
-        rest = pushed.since + _UNTIL_PUSHED_SECONDS - now
-        if held.count(pushed.peer) <= min(map(held.count, self._line.peers())):
-            return _LOOK_SECONDS  # one of their own ends soon
-        if rest > 0:
-            return rest
-        pushed.abort()  # its task ends, and lets another in
+        while len(self._pushed) < min(_BEGUN_AT_ONCE, max(1, self._line.size(bad=False))):
+            soonest = _LOOK_SECONDS  # one ends soon
+            for pushed in self._held.oldest_of_most():
+                if not self._line.comes_before(pushed, self._held):
+                    continue
+                rest = pushed.since + _UNTIL_PUSHED_SECONDS - now
+                if rest <= 0:
+                    self._held.discard(pushed)
+                    self._pushed.add(pushed)
+                    pushed.abort()  # its task ends, and lets another in
+                    break
+                soonest = min(soonest, rest)
+            else:
+                return soonest
         return _UNTIL_PUSHED_SECONDS
 
     def _shake(self, newcomer: Newcomer) -> None:
         del self._waiting[newcomer]
         newcomer.since = time.monotonic()
+        self._held.add(newcomer)
         self._shaking[newcomer] = asyncio.get_running_loop().create_task(self._connect(newcomer))
 
     async def _connect(self, newcomer: Newcomer) -> None:
+        ended = False
         try:
-            await tls.shake_hands(newcomer.socket, self._make(), self._certificate.context, _SECONDS)
+            ended = await tls.shake_hands(newcomer.socket, self._make(), self._certificate.context, _SECONDS)
         except OSError:  # it is no client of TLS, or gone, or was late
             newcomer.socket.close()
         finally:
             del self._shaking[newcomer]
+            self._held.discard(newcomer)
+            self._pushed.discard(newcomer)
+            self._repute.note(newcomer.peer, ended)
             self._let_in()

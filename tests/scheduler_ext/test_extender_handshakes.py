@@ -51,13 +51,20 @@ async def are_over(ones: Sequence[One]) -> list[bool]:
     return found
 
 
-def test_handshakes_of_an_address_with_many_make_room_for_those_of_another(tmp_path: Path) -> None:
+def test_handshakes_of_an_address_with_many_make_room_for_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "_SECONDS", 60.0)  # a busy machine takes long for so many
+
     async def work(address: tuple[str, int]) -> None:
         ones = [await half(address) for _ in range(door._HANDSHAKES)]
         await asyncio.sleep(0.1)
+        ends = time.monotonic() + 20
         others = [await half(address, "127.0.0.2") for _ in range(8)]
-        await asyncio.sleep(1.5)
-        assert await are_over(ones + others) == [True] * 8 + [False] * door._HANDSHAKES
+        over: list[bool] = []
+        while sum(over) < 8 and time.monotonic() < ends:
+            over = await are_over(ones + others)
+        assert over == [True] * 8 + [False] * door._HANDSHAKES
         for _, writer in ones + others:
             writer.close()
 

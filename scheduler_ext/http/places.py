@@ -1,0 +1,86 @@
+"""Whose handshake is next, and whose makes room: by what an address did before, and by how many it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from scheduler_ext.http.strangers import ByPeer
+
+GOOD, UNKNOWN, BAD = range(3)
+_MOST_KNOWN = 4096  # addresses
+
+
+class FromRanked(Protocol):
+    """What comes from an address, `peer`, that had this rank then."""
+
+    peer: str
+    rank: int
+
+
+_One = TypeVar("_One", bound=FromRanked)
+
+
+class Repute:
+    """Whether the last handshake of an address came to its end."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, bool] = {}  # the one that was heard of last is the last
+
+    def note(self, peer: str, ended: bool) -> None:
+        self._ended.pop(peer, None)
+        self._ended[peer] = ended
+        if len(self._ended) > _MOST_KNOWN:
+            del self._ended[next(iter(self._ended))]
+
+    def rank(self, peer: str) -> int:
+        return {True: GOOD, False: BAD, None: UNKNOWN}[self._ended.get(peer)]
+
+
+class Ranked(Generic[_One]):
+    """Newcomers by rank, and in each by address."""
+
+    def __init__(self) -> None:
+        self._of = [ByPeer[_One]() for _ in range(3)]
+        self._sizes = [0, 0, 0]
+        self._turns, self._served = 0, [0, 0, 0]
+
+    def add(self, one: _One) -> None:
+        self._of[one.rank].add(one)
+        self._sizes[one.rank] += 1
+
+    def discard(self, one: _One) -> None:
+        self._sizes[one.rank] -= self._of[one.rank].discard(one)
+
+    def size(self, *, bad: bool) -> int:
+        """How many there are; or those alone that are not bad."""
+        return sum(self._sizes if bad else self._sizes[:BAD])
+
+    def count(self, peer: str) -> int:
+        """Those of an address."""
+        return sum(by.count(peer) for by in self._of)
+
+    def next(self) -> _One:
+        """Take out one of the best rank, or, every fourth time, of the rank that had no turn for longest."""
+        there = [rank for rank in (GOOD, UNKNOWN, BAD) if self._of[rank]]
+        self._turns += 1
+        rank = there[0] if self._turns % 4 else min(there, key=self._served.__getitem__)
+        self._served[rank] = self._turns
+        self._sizes[rank] -= 1
+        return self._of[rank].next()
+
+    def oldest_of_most(self) -> Iterator[_One]:
+        """Of each rank, the worst first, the oldest of the address that has the most."""
+        return (by.oldest_of_most() for by in reversed(self._of) if by)
+
+    def comes_before(self, other: _One, among: Ranked[_One]) -> bool:
+        """Whether somebody here has a better claim to the place of `other`."""
+        most = among.count(other.peer)
+        for rank, by in enumerate(self._of):
+            if by and rank < other.rank:
+                return True
+            # Who is bad would only take turns with others as bad, and each turn takes the loop 1 ms.
+            more = most - (rank == BAD)
+            if by and more > 0 and any(among.count(peer) < more for peer in by.peers()):
+                return True
+        return False

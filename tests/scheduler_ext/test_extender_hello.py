@@ -1,0 +1,151 @@
+"""A ClientHello in however many records; and whose handshake is next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from scheduler_ext.http import door, places
+from scheduler_ext.http import hello as hellos
+from scheduler_ext.http.certificate import ServerCertificate
+from tests.scheduler_ext.test_extender_certificate import serving, shown
+from tests.scheduler_ext.test_extender_handshakes import are_over, half, hello
+from tests.scheduler_ext.test_extender_writing import certificate
+
+
+def cut(whole: bytes, size: int) -> bytes:
+    """The same message in records of that size."""
+    message = whole[5:]
+    parts = [message[at : at + size] for at in range(0, len(message), size)]
+    return b"".join(whole[:3] + len(part).to_bytes(2, "big") + part for part in parts)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 100, 10_000])
+def test_what_lacks_of_a_client_hello_is_told_whatever_its_records(size: int) -> None:
+    whole = b"\x16\x03\x01" + (44).to_bytes(2, "big") + b"\x01" + (40).to_bytes(3, "big") + bytes(40)
+    sent = cut(whole, size)
+    at, waits = 0, 0
+    while wanted := hellos.lacks(sent[:at]):
+        assert at < wanted <= len(sent)  # each wait is for more, and for no more than comes
+        at, waits = wanted, waits + 1
+    assert at == len(sent) and waits <= 3 + 44 // size
+    assert all(hellos.lacks(sent[:end]) > end for end in range(len(sent)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x17\x03\x03\x00\x10" + bytes(16),
+        b"\x16\x03\x01\x00\x00" + bytes(16),
+        b"\x16\x03\x01\x40\x01\x01" + bytes(16),
+        b"\x16\x03\x01\x00\x04\x02\x00\x00\x00",
+        b"\x16\x03\x01\x40\x00\x01\x01\xff\x00" + bytes(16),  # 128 KiB, as OpenSSL takes them
+        b"".join(b"\x16\x03\x01\x00\x01" + bytes([byte]) for byte in (1, 0, 1, *range(64))),  # a byte at a time
+        b"\x16\x03\x01\x00\x05\x01\x00\x01\x00\x00\x15\x03\x01\x00\x02\x00\x00",  # an alert within
+    ],
+)
+def test_what_is_no_client_hello_that_we_take_is_told_at_once(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"this is no|a ClientHello"):
+        hellos.lacks(data)
+
+
+def test_a_client_hello_in_several_records_is_answered(tmp_path: Path) -> None:
+    whole = hello()
+
+    async def work(address: tuple[str, int]) -> None:
+        for size in (1 + len(whole) // 60, 100, len(whole) - 6):
+            sent = cut(whole, size)
+            for pieces in (1, 3):
+                reader, writer = await half(address, data=b"")
+                step = 1 + len(sent) // pieces
+                for at in range(0, len(sent), step):
+                    writer.write(sent[at : at + step])
+                    await asyncio.sleep(0.02)
+                assert (await asyncio.wait_for(reader.readexactly(1), 10)) == b"\x16"
+                writer.close()
+        ones = [await half(address, data=cut(whole, 1)), await half(address, data=cut(whole, 100)[:-1])]
+        await asyncio.sleep(0.3)
+        assert await are_over(ones) == [True, False]
+        ones[1][1].close()
+
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
+def test_who_lets_handshakes_lie_gives_way_to_who_does_not(tmp_path: Path) -> None:
+    """Of many addresses with one handshake each, which they begin again when it is ended, all were equal: 4 s of 5."""
+
+    async def work(address: tuple[str, int]) -> None:
+        async def lie(own: str) -> None:
+            while True:
+                reader, writer = await half(address, own)
+                with contextlib.suppress(ConnectionError):
+                    while await reader.read(2**16):
+                        pass
+                ended[0] += 1
+                writer.close()
+
+        ended = [0]
+
+        assert await shown(address)
+        many = [f"127.0.{number // 200 + 1}.{number % 200 + 1}" for number in range(2 * door._HANDSHAKES)]
+        tasks = [asyncio.create_task(lie(own)) for own in many]
+        await asyncio.sleep(1.5)  # each was begun and ended at least once, or waits
+        before = []
+        for _ in range(5):
+            began = ended[0]
+            assert await asyncio.wait_for(shown(address), 10)
+            before.append(ended[0] - began)
+            await asyncio.sleep(0.1)
+        assert sorted(before)[2] < door._HANDSHAKES // 4  # of those who were there before all had their turn first
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
+class One(NamedTuple):
+    peer: str
+    rank: int
+    number: int = 0
+
+
+def test_ranks_take_turns_and_the_best_three_of_four() -> None:
+    line = places.Ranked[One]()
+    for number in range(8):
+        for rank in (places.BAD, places.UNKNOWN, places.GOOD):
+            line.add(One(f"{rank}", rank, number))
+    ranks = [line.next().rank for _ in range(12)]
+    assert ranks == [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 1, 2]
+    assert line.size(bad=True) == 12 and line.size(bad=False) == 6
+
+
+def test_whose_place_may_be_taken() -> None:
+    held, line = places.Ranked[One](), places.Ranked[One]()
+    bad, good = One("a", places.BAD), One("b", places.GOOD)
+    held.add(bad), held.add(good)
+    line.add(One("c", places.BAD))
+    assert not line.comes_before(bad, held)  # they would only take turns
+    held.add(One("a", places.BAD, 1))
+    assert line.comes_before(bad, held) and not line.comes_before(good, held)  # it has two more
+    line.add(One("b", places.UNKNOWN))
+    assert line.comes_before(bad, held) and not line.comes_before(good, held)  # that is its own
+    line.add(One("d", places.UNKNOWN))
+    assert line.comes_before(good, held)
+    assert list(held.oldest_of_most()) == [bad, good]
+
+
+def test_of_addresses_the_last_handshake_counts_and_not_all_are_remembered() -> None:
+    repute = places.Repute()
+    repute.note("a", ended=True)
+    repute.note("b", ended=False)
+    assert [repute.rank(peer) for peer in "abc"] == [places.GOOD, places.BAD, places.UNKNOWN]
+    repute.note("a", ended=False)
+    for number in range(places._MOST_KNOWN - 1):
+        repute.note(str(number), ended=False)
+    assert [repute.rank(peer) for peer in "ab"] == [places.BAD, places.UNKNOWN]
