@@ -24,6 +24,7 @@ from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
 from scheduler_ext.sync.followers import Followers
 from scheduler_ext.sync.lanes import Lanes
+from scheduler_ext.sync.late import LateWrites
 from scheduler_ext.sync.waking import Waker
 from vcuda import addresses
 from vcuda.kube.access import Access
@@ -198,6 +199,7 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("scoring ahead").inc,
         )
         self._answer_lanes = Lanes(engine.metrics.worker_failures.labels("resizes").inc, may=self._leads)
+        self._late_answers = LateWrites(_late_seconds(settings))
         self._answerer = Worker(
             "resizes",
             self._answer,
@@ -259,7 +261,7 @@ class _Replica:
 
     def _answer(self) -> None:
         if self._standby_reason() is None:
-            resizes.send(self._api, self._engine, self._answer_lanes)
+            resizes.send(self._api, self._engine, self._answer_lanes, self._late_answers)
 
     def _keep_templates(self) -> None:
         if self._standby_reason() is None:
@@ -297,9 +299,11 @@ class _Replica:
 
     async def _disconnect(self) -> None:
         self._followers.end()
+        self._late_answers.close()
         await self._binder.close()
         if self._election is not None and not self._lost:
             await self._binder.outlive()  # the lease is ours until then; without one, who comes next waits
+            await self._late_answers.outlive()
 
     def run(self) -> None:
         """Serve until a signal, or until the lease is not its own any more. Raises LostLease."""

@@ -32,6 +32,15 @@ class ApiServer:
     def address(self) -> str:
         return self.client.endpoint.url
 
+    @property
+    def deadline(self) -> str:
+        """Behind the path of a write that books something.
+
+        The API server gives up what it has not done by then (apiserver filters/request_deadline.go), also when we are
+        gone: whoever comes after us knows how long to wait for what we wrote.
+        """
+        return f"?timeout={math.ceil(self.client.timeout * 1000)}ms"
+
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
         return self.client.get("pods", namespace, name)
 
@@ -60,9 +69,7 @@ class Writer:
 
     def __init__(self, api: ApiServer) -> None:
         self._client = AsyncClient(api.client.endpoint, timeout=api.client.timeout)
-        # The API server gives up what it has not done by then (apiserver filters/request_deadline.go), also when we are
-        # gone: whoever comes after us knows how long to wait for what we wrote.
-        self._deadline = f"?timeout={math.ceil(api.client.timeout * 1000)}ms"
+        self._deadline = api.deadline
         self.close = self._client.close
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.sync.late import LateWrites
 from tests.scheduler_ext.extender_engine import engine_with
 from tests.scheduler_ext.extender_support import (
     NAMES,
@@ -24,8 +25,8 @@ from tests.scheduler_ext.extender_support import (
     plain_pod,
     pod,
 )
-from vcuda.kube.errors import KubeError
-from vcuda.spec import placement
+from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
+from vcuda.spec import placement, resize
 
 
 def _args(one: dict[str, Any]) -> dict[str, Any]:
@@ -206,6 +207,68 @@ def test_a_leader_that_ends_keeps_the_lease_while_a_write_of_it_may_be_carried_o
     finally:
         for one in running:
             one.stop()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_leader_that_ends_keeps_the_lease_while_an_answer_to_a_resize_may_be_carried_out(
+    api: FakeApi, tmp_path: Path, way: Way, cut: bool
+) -> None:
+    """Its successor did not know what it had granted: it gave what the pod was to have to another one."""
+    api.put("nodes", node("a", cards("a", 1)))
+    chosen = placement.Placement({"main": (placement.CardShare("GPU-a-0", 30, 4),)})
+    annotations = {NAMES.placement: placement.encode(chosen), NAMES.resize: "core=90"}
+    arrived, usual = threading.Event(), api.hook
+    asked: list[Request] = []
+
+    def hook(request: Request) -> Fault | None:
+        if request.path.endswith("/first/status") and not arrived.is_set():
+            asked.append(request)
+            arrived.set()
+            return Fault(stalled_s=2.0)
+        return Fault(503) if request.path.endswith("/first/status") else usual(request)  # only that one is taken
+
+    api.hook = hook
+    direct = api.kubeconfig(tmp_path)
+    (tmp_path / "way").write_text(Path(direct).read_text().replace(api.url, f"http://127.0.0.1:{way.port}"))
+    options = "--api-timeout-seconds", "3", "--lease", "default/extender", "--lease-seconds", "6"
+    ending = Served("--kubeconfig", str(tmp_path / "way"), *options)
+    try:
+        eventually(lambda: httpx.get(ending.url + "/explain/default/nobody").status_code == 404, 30)
+        api.put("pods", pod("first", 30, 4, uid="u1", node="a", annotations=annotations))
+        assert arrived.wait(10) and asked[0].query["timeout"] == "3000ms"
+        if cut:
+            way.cut()
+        assert ending.stop() == 0
+        answer = resize.read(api.find("pods", "default/first"), NAMES)
+        assert answer is not None and answer.granted["main"].share.cores == 90
+    finally:
+        ending.stop()
+
+
+def test_what_may_be_carried_out_late_is_what_nobody_told_the_result_of() -> None:
+    now = [100.0]
+    late = LateWrites(11.0, lambda: now[0])
+
+    def fails(error: KubeError) -> None:
+        def work() -> None:
+            assert late.until() == now[0] + 11  # while it is under way
+            raise error
+
+        with pytest.raises(KubeError):
+            late.write(work)
+
+    assert late.write(lambda: None) and late.until() < 0
+    fails(ApiError(409, "no"))
+    assert late.until() < 0
+    fails(ApiError(503, "perhaps"))
+    assert late.until() == 111
+    now[0] = 105.0
+    fails(ApiUnreachable("cut"))
+    assert late.until() == 116
+    now[0] = 120.0
+    assert late.write(lambda: None) and late.until() < 0
+    late.close()
+    assert not late.write(lambda: pytest.fail("it was begun"))
 
 
 def test_only_pods_that_waited_at_the_start_are_waited_for() -> None:

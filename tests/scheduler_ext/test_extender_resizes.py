@@ -17,6 +17,7 @@ from scheduler_ext.state.pods import State
 from scheduler_ext.sync import resizes
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.lanes import Lanes
+from scheduler_ext.sync.late import LateWrites
 from tests.scheduler_ext.extender_engine import bound, engine_with
 from tests.scheduler_ext.extender_support import (
     NAMES,
@@ -467,7 +468,7 @@ def test_an_answer_is_for_that_pod_alone(api: FakeApi, tmp_path: Path, engine: E
     engine.see_pod(annotated(placed(engine, pod("p", 30, 4, uid="p")), resize="core=50"))
     api.put("pods", pod("p", 30, 4, uid="namesake"))
     server = ApiServer.connect(api.kubeconfig(tmp_path))
-    resizes.send(server, engine, Lanes(start=lambda work: work()))
+    resizes.send(server, engine, Lanes(start=lambda work: work()), LateWrites(11.0))
     assert resize.read(api.find("pods", "default/p"), NAMES) is None and engine.unanswered() == []
 
 
@@ -483,9 +484,9 @@ def test_one_that_is_not_taken_holds_up_no_other(api: FakeApi, tmp_path: Path, e
 
     api.hook = hook
     server = ApiServer.connect(api.kubeconfig(tmp_path))
-    lanes = Lanes(clock=lambda: 0.0, start=lambda work: work())
-    resizes.send(server, engine, lanes)
-    resizes.send(server, engine, lanes)
+    lanes, late = Lanes(clock=lambda: 0.0, start=lambda work: work()), LateWrites(11.0)
+    resizes.send(server, engine, lanes, late)
+    resizes.send(server, engine, lanes, late)
     assert len(tried) == 2  # it waits alone
     assert [one.uid for one in engine.unanswered()] == ["p"]
     assert resize.read(api.find("pods", "default/q"), NAMES) is not None
