@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,6 +31,13 @@ _MOST = 2**40
 _MOST_GONE = 1024  # nodes
 _AT_ONCE = 128  # pods that are counted in one hold of the lock; a node's own are never parted
 
+_PLAIN = re.compile(r"-?(0|[1-9][0-9]*)")
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123, as Kubernetes' names of namespaces
+_LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+_LONGEST_NUMBER = 40  # characters; of 4,300 Python makes none
+_LONGEST_MODEL = 96  # characters: NVML's NVML_DEVICE_NAME_V2_BUFFER_SIZE
+
 _Key = tuple[str, int]  # namespace and position
 
 
@@ -38,6 +46,36 @@ class InvalidQuotas(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(told(message))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 0200 for 128, 1:40 for 100, and of two values for one name the last: nobody means that."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            name = getattr(key, "value", None)
+            if isinstance(name, str):
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise InvalidQuotas(f"line {line} of {KEY} gives {quoted(name, 40)} again; keep one of them")
+                seen.add(name)
+        return super().construct_mapping(node, deep)
+
+    def construct_plain_int(self, node: yaml.ScalarNode) -> int:
+        text = str(node.value)
+        if _PLAIN.fullmatch(text) and len(text) <= _LONGEST_NUMBER:
+            return int(text)
+        line = node.start_mark.line + 1
+        if len(text) > _LONGEST_NUMBER:
+            raise InvalidQuotas(f"line {line} of {KEY} has a number of {len(text)} characters")
+        value = self.construct_yaml_int(node)
+        raise InvalidQuotas(
+            f"line {line} of {KEY} has {quoted(text, 40)}, which YAML reads as {value}; write {value} if that is meant"
+        )
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_plain_int)
 
 
 @dataclass(frozen=True)
@@ -75,6 +113,10 @@ def _quota(position: int, entry: object) -> Quota:
     where = f"{KEY}[{position}]"
     if not isinstance(entry, dict) or not isinstance(entry.get("namespace"), str) or not entry["namespace"]:
         raise InvalidQuotas(f"{where} has no namespace")
+    if not _NAMESPACE.fullmatch(entry["namespace"]):
+        raise InvalidQuotas(
+            f"{where}.namespace is {quoted(entry['namespace'], 80)}, which no namespace can have as name"
+        )
     unknown = set(entry) - _FIELDS
     if unknown:
         raise InvalidQuotas(f"{where} has unknown fields: {', '.join(sorted(map(str, unknown)))}")
@@ -87,8 +129,14 @@ def _quota(position: int, entry: object) -> Quota:
     models, nodes = entry.get("models", []), entry.get("nodes", {})
     if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
         raise InvalidQuotas(f"{where}.models is not a list of card models")
+    for model in models:
+        if not (model and model.isprintable() and model == model.strip() and len(model) <= _LONGEST_MODEL):
+            raise InvalidQuotas(f"{where}.models has {quoted(model, 120)}, which is no card's")
     if not isinstance(nodes, dict) or not all(isinstance(text, str) for pair in nodes.items() for text in pair):
         raise InvalidQuotas(f"{where}.nodes is not a map of labels to texts")
+    for key, value in nodes.items():
+        if not (_LABEL.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
+            raise InvalidQuotas(f"{where}.nodes has {quoted(f'{key}: {value}', 120)}, which no node can have as label")
     cores, blocks, cards = (entry.get(name) for name in AMOUNTS)
     return Quota(entry["namespace"], (cores, blocks, cards), frozenset(models), nodes)
 
@@ -102,8 +150,10 @@ def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
     if not isinstance(text, str):
         raise InvalidQuotas(f"it has no key {KEY} ({_LIFTED})")
     try:
-        entries = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        entries = yaml.load(text, _Loader)
+    except InvalidQuotas:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is the latter
         raise InvalidQuotas(f"{KEY} is not YAML: {str(error).splitlines()[0]:.100}") from None
     except RecursionError:
         raise InvalidQuotas(f"{KEY} is nested too deep") from None
