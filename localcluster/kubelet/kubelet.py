@@ -320,7 +320,8 @@ class Kubelet:
         pod["status"] = {**pod.get("status", {}), **refusal}
         self._release()
         try:
-            self._api.patch(apis.pod_path(pod, "status"), {"status": refusal})
+            change = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": refusal}
+            self._api.patch(apis.pod_path(pod, "status"), change)
         except apis.ApiFailure as failure:
             _log.warning("the refusal of pod %s was not written: %s", pod["metadata"]["name"], failure)
 

@@ -250,8 +250,10 @@ class PodWorker:
         if wanted == self._written:
             return
         try:
-            self.pod = self._services.api.patch(apis.pod_path(self.pod, "status"), {"status": wanted})
+            uid = self.pod["metadata"]["uid"]  # another pod may have its name by now
+            change = {"metadata": {"uid": uid}, "status": wanted}
+            self.pod = self._services.api.patch(apis.pod_path(self.pod, "status"), change)
             self._written = wanted
         except apis.ApiFailure as error:
-            if error.code != 404:
+            if error.code not in (404, 409):
                 _log.warning("status of pod %s was not written: %s", self.pod["metadata"]["name"], error)

@@ -44,16 +44,24 @@ def bound_chains(context: ssl.SSLContext) -> bool:
     return True
 
 
-def _shake_hands(server: ssl.SSLContext) -> None:
-    """With a client in memory that trusts everybody. Raises ssl.SSLError if that can't be done."""
+def _shake_hands(server: ssl.SSLContext, trusted: bytes | None = None) -> bytes:
+    """With a client in memory that trusts everybody, or that certificate: the server's, in DER.
+
+    Raises ssl.SSLError if that can't be done.
+    """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_mode = ssl.CERT_NONE
+    if trusted is not None:
+        trusting.verify_mode = ssl.CERT_REQUIRED
+        trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        trusting.load_verify_locations(cadata=trusted)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     client, side = trusting.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
     for each in (client, side, client, side, client, side):  # two turns each are enough for TLS 1.2
         with contextlib.suppress(ssl.SSLWantReadError):
             each.do_handshake()
+    return client.getpeercert(binary_form=True) or b""
 
 
 class ServerCertificate:
@@ -90,9 +98,14 @@ class ServerCertificate:
                 raise BadCertificate(f"{path} cannot be used as certificate or key: {error.strerror}") from error
         try:
             context.load_cert_chain(self._chain, self._key, no_password)
-            _shake_hands(context)
+            shown = _shake_hands(context)
         except (OSError, ssl.SSLError) as error:
             raise BadCertificate(f"certificate {self._chain} with key {self._key} cannot be used: {error}") from error
+        try:
+            _shake_hands(context, shown)
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error
+            _log.warning("clients may refuse certificate %s: %s", self._chain, why)
         if self._client_ca is None:
             return
         try:

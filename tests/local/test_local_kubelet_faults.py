@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import http.client
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -175,6 +176,17 @@ def test_a_pod_that_was_deleted_before_it_could_start_goes_at_once(node: Node, m
     node.kubelet = Kubelet(node.settings, node.api, node.runtime)
     node.kubelet.start()
     node.wait_for(lambda: not node.api.call("GET", PODS)["items"], "the end of a")
+
+
+def test_the_end_of_a_pod_is_not_told_of_another_of_its_name(node: Node, make_pod: Any) -> None:
+    """It failed before it ran, and what its container was given was taken away."""
+    node.run(make_pod("a"))
+    node.phase("a", "Running")
+    node.api.call("DELETE", f"{PODS}/a?gracePeriodSeconds=0")
+    node.api.call("POST", PODS, make_pod("a"))
+    node.wait_for(lambda: not node.kubelet.pods(), "the end of the first a")
+    time.sleep(0.5)
+    assert node.pod("a")["status"]["phase"] == "Pending"
 
 
 def test_where_watches_break_off_pods_are_followed_by_lists(

@@ -190,6 +190,19 @@ def test_a_certificate_with_which_no_hands_can_be_shaken_is_told_of(tmp_path: Pa
         ServerCertificate(str(chain), str(key))
 
 
+def test_a_certificate_whose_time_is_over_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    chain, key = certificate(tmp_path, "server")
+    ServerCertificate(str(chain), str(key))
+    assert caplog.messages == []
+    over = tmp_path / "over.crt"
+    request = ["openssl", "req", "-new", "-key", str(key), "-subj", "/CN=x"]
+    asked = subprocess.run(request, check=True, capture_output=True).stdout
+    sign = ["openssl", "x509", "-req", "-signkey", str(key), "-days", "-1", "-out", str(over)]
+    subprocess.run(sign, check=True, capture_output=True, input=asked)
+    ServerCertificate(str(over), str(key))
+    assert [str(over) in line and "certificate has expired" in line for line in caplog.messages] == [True]
+
+
 def test_a_file_that_stays_away_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
