@@ -114,9 +114,7 @@ def _quota(position: int, entry: object) -> Quota:
     if not isinstance(entry, dict) or not isinstance(entry.get("namespace"), str) or not entry["namespace"]:
         raise InvalidQuotas(f"{where} has no namespace")
     if not _NAMESPACE.fullmatch(entry["namespace"]):
-        raise InvalidQuotas(
-            f"{where}.namespace is {quoted(entry['namespace'], 80)}, which no namespace can have as name"
-        )
+        raise InvalidQuotas(f"{where}.namespace is {quoted(entry['namespace'], 80)}, which no namespace can be called")
     unknown = set(entry) - _FIELDS
     if unknown:
         raise InvalidQuotas(f"{where} has unknown fields: {', '.join(sorted(map(str, unknown)))}")
