@@ -24,6 +24,7 @@ from manager.kubelet.incremental_json import Form, Pieces
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import podresources_pb2 as resources_api
 from manager.proto import podresources_pb2_grpc
+from vcuda import plain_file
 from vcuda.spec.names import Names
 
 CHECKPOINT_FILE = "kubelet_internal_checkpoint"
@@ -107,7 +108,7 @@ class Checkpoint:
             last = self._last
             if last is not None and last[0] == mark and not answers:
                 return last[1]
-            data = path.read_bytes()
+            data = plain_file.read(path)
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -14,6 +14,7 @@ import orjson
 
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.lab.recording import FORMAT, VERSION, Event
+from vcuda import plain_file
 from vcuda.quoted import quoted
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
@@ -94,7 +95,7 @@ def read(path: Path) -> Recording:
     events: list[tuple[int, Event]] = []
     cut = None
     try:
-        with path.open("rb") as file:
+        with plain_file.opened(path) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     events.append((number, _event(line, number == 1)))

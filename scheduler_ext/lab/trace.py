@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcuda import plain_file
 from vcuda.quoted import quoted
 from vcuda.spec.inventory import Card
 from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, CardFilter, ContainerRequest, Kind, PodRequest
@@ -77,7 +79,7 @@ class _Row:
 
 def _rows(path: Path, columns: Sequence[str]) -> list[_Row]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with io.TextIOWrapper(plain_file.opened(path), encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             missing = sorted(set(columns) - set(reader.fieldnames or ()))
             if missing:

@@ -12,13 +12,18 @@ from manager.allocations.state_file import StateError, StateFile
 from manager.cards.context_cost import ContextCosts
 from manager.cards.seen import SeenCards
 from manager.errors import StartError
+from manager.kubelet.records import Checkpoint, RecordsError
 from manager.limits.standing import Standing
 from manager.process import instance_lock
+from scheduler_ext.lab import replay, trace
+from scheduler_ext.lab.replay import RecordingError
+from scheduler_ext.lab.trace import TraceError
 from scheduler_ext.settings import Settings
 from vcuda import plain_file, settings
 from vcuda.driver.root import HostRoot
 from vcuda.kube import config
 from vcuda.kube.errors import NoConfiguration
+from vcuda.spec.names import Names
 
 LONG = plain_file.MOST_BYTES + 1
 
@@ -97,3 +102,20 @@ def test_a_pipe_in_the_place_of_the_lock_is_told_of(tmp_path: Path) -> None:
     pipe(tmp_path / instance_lock.NODE)
     with pytest.raises(StartError, match=r"seekable|not seek"):
         instance_lock.attempt(tmp_path, "x")
+
+
+@pytest.mark.parametrize("make", [pipe, zeros, Path.mkdir])
+@pytest.mark.timeout(20)
+def test_a_trace_or_a_recording_that_is_no_file_is_refused_with_its_name(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """`simulate` waited for a pipe without a word."""
+    path = tmp_path / "there"
+    make(path)
+    with pytest.raises(TraceError, match=f"cannot read {path}.*no regular file"):
+        trace.read_nodes(path)
+    with pytest.raises(RecordingError, match=f"cannot read {path}.*no regular file"):
+        replay.read(path)
+    path.rename(tmp_path / "kubelet_internal_checkpoint")
+    with pytest.raises(RecordsError, match=r"cannot read kubelet's checkpoint .*no regular"):
+        Checkpoint(tmp_path, Names()).list()
