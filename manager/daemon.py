@@ -41,7 +41,7 @@ from manager.config.values import DEVICE_PLUGIN, DRA
 from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
 from manager.dra.node import HeldClaims, NoClaims, NodeClaims, Parts
-from manager.errors import Reason, Refusal, StartError
+from manager.errors import Reason, Refusal, StartError, UnusableSettings
 from manager.housekeeping import Audits, Cards, Collection, Housekeeper
 from manager.kube import api
 from manager.kube.api import Kube, Pod
@@ -114,7 +114,7 @@ class Daemon:
             login = api.login(settings.kubeconfig, environment)
             kube = api.connect(login, settings.node_name)
             if settings.query_auth == "kubernetes" and kube is None:
-                raise StartError(
+                raise UnusableSettings(
                     "--query-auth=kubernetes needs an API server to ask: set --kubeconfig, or run in a pod"
                 )
             self.metrics = Metrics()
@@ -226,7 +226,7 @@ class Daemon:
         serves = DRA in self.settings.protocols
         if kube is None:
             if serves:
-                raise StartError("--protocols=dra needs the API server, which has the claims: set --kubeconfig")
+                raise UnusableSettings("--protocols=dra needs the API server, which has the claims: set --kubeconfig")
             self.claims = NoClaims()
             return
         parts = Parts(

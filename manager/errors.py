@@ -56,3 +56,7 @@ class Refusal(Exception):
 
 class StartError(Exception):
     """The daemon can't start: one message for the operator that names the thing, the reason and the way out."""
+
+
+class UnusableSettings(StartError):
+    """It never can with these settings: with one of them, or a file, folder, port or address that it names."""

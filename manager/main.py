@@ -21,7 +21,7 @@ with needed("gpu-manager", "node"):
     from manager import daemon, doctor
     from manager.config import reader
     from manager.config.settings import ENV_PREFIX, Settings
-    from manager.errors import StartError
+    from manager.errors import StartError, UnusableSettings
     from manager.process import instance_lock
     from vcuda import logs
     from vcuda.printable import printable_lines
@@ -41,7 +41,7 @@ _BARE = (
 
 
 def main() -> int:
-    """0: ended by a signal; 1: could not start; 2: wrong settings.
+    """0: ended by a signal; 1: could not start; 2: settings that can't work.
 
     `gpu-manager doctor [flags]` looks at the node and ends; without flags, with the settings of the daemon that runs.
     """
@@ -66,7 +66,7 @@ def main() -> int:
         libc.mallopt(_M_ARENA_MAX, 2)
     logs.configure(parsed.settings.log_format, parsed.settings.log_level)
     log = logging.getLogger("manager")
-    log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(describe(parsed.settings)))
+    log.info("gpu-manager %s: %s", vcuda.__version__, ", ".join(describe(parsed.settings)))
     for warning in parsed.warnings:
         log.warning("%s", warning)
     next_signal = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -79,7 +79,7 @@ def main() -> int:
         daemon.run(parsed.settings, os.environ, next_signal, reread, lambda: doctor.look(sys.argv[1:]))
     except StartError as error:
         log.error("%s", error)
-        return 1
+        return 2 if isinstance(error, UnusableSettings) else 1
     log.info("stopped")
     return 0
 

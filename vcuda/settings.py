@@ -118,12 +118,23 @@ def _value(field: dataclasses.Field[Any], origin: str, raw: Any) -> Any:
             raise ValueError("a list; write one value")
         if any(isinstance(item, dict | list) for item in several):
             raise ValueError("it is nested; write plain values")
+        if not _is_text(" ".join(map(str, several))):
+            raise ValueError("it is not UTF-8; name it otherwise")
         if how["repeated"]:
             return tuple(how["parse"](str(item)) for item in several)
         return how["parse"](",".join(map(str, several)))
     except ValueError as error:
         shown = " ".join(map(str, several))
         raise InvalidSettings(f"{origin}: {quoted(shown, 80)} is not valid ({error})") from None
+
+
+def _is_text(value: str) -> bool:
+    """Python keeps bytes of the command line that are no UTF-8 as halves of characters, which nobody takes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
@@ -163,7 +174,10 @@ def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
 
 
 def describe(settings: Any) -> list[str]:
-    """One `name=value` per setting, without the values of secret ones."""
+    """One `name: value` per setting, without the values of secret ones.
+
+    No `name=value`: a setting may be called as a field of log lines is, and what looks like one is escaped there.
+    """
     lines = []
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -171,7 +185,7 @@ def describe(settings: Any) -> list[str]:
             value = tuple(f"{name}=…" for name, _ in value)
         if isinstance(value, frozenset):
             value = ",".join(map(str, sorted(value)))
-        lines.append(f"{flag_of(field.name)}={value}")
+        lines.append(f"{flag_of(field.name)}: {value}")
     return lines
 
 

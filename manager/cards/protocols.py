@@ -8,19 +8,19 @@ from manager.cards.driver import NodeCard
 from manager.cards.inventory import Snapshot
 from manager.config.settings import Settings
 from manager.config.values import DEVICE_PLUGIN, DRA
-from manager.errors import StartError
+from manager.errors import UnusableSettings
 
 
 def check(settings: Settings) -> None:
-    """Raise StartError for settings that leave open whose a card is, or would give one to both."""
+    """Raise UnusableSettings for settings that leave open whose a card is, or would give one to both."""
     both = settings.protocols == {DEVICE_PLUGIN, DRA}
     if both and not settings.dra_cards:
-        raise StartError(
+        raise UnusableSettings(
             "--protocols=device-plugin,dra offers each card one way: name those that claims get by --dra-cards, or "
             "choose one protocol"
         )
     if settings.dra_cards and not both:
-        raise StartError(
+        raise UnusableSettings(
             "--dra-cards says which cards claims get beside the device plugin: add --protocols=device-plugin,dra, or "
             "leave it out, for all cards are of the one protocol"
         )

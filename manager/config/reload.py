@@ -60,8 +60,8 @@ class Reloader:
             return None
         self._settings = dataclasses.replace(self._settings, **changes)
         changed = {flag_of(name) for name in changes}
-        lines = [line for line in describe(self._settings) if line.partition("=")[0] in changed]
-        log.info("changed settings: %s", " ".join(lines))
+        lines = [line for line in describe(self._settings) if line.partition(":")[0] in changed]
+        log.info("changed settings: %s", ", ".join(lines))
         return self._settings
 
 

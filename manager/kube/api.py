@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manager.errors import StartError
+from manager.errors import UnusableSettings
 from vcuda.kube import config, events
 from vcuda.kube.client import STRATEGIC_MERGE, Client
 from vcuda.kube.config import Login
@@ -20,11 +20,11 @@ Pod = Mapping[str, Any]
 
 
 def login(kubeconfig: Path | None, environment: Mapping[str, str]) -> Login | None:
-    """Where the API server is, and who we are there; None if there is no configuration at all. Raises StartError."""
+    """Where the API server is, and who we are there; None without any configuration. Raises UnusableSettings."""
     try:
         return config.in_cluster(environment) if kubeconfig is None else config.from_file(kubeconfig)
     except NoConfiguration as error:
-        raise StartError(str(error)) from None
+        raise UnusableSettings(str(error)) from None
 
 
 def connect(found: Login | None, node: str) -> Kube | None:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from manager.config.settings import Settings
-from manager.errors import StartError
+from manager.errors import UnusableSettings
 from manager.kube.api import COMPONENT, Pod
 from manager.kube.pods import essential
 from manager.kubelet.incremental_json import Form, Pieces
@@ -117,7 +117,7 @@ def by_settings(settings: Settings, api: Login | None) -> KubeletPods | None:
 def connect(
     url: str, token: Path | None, ca: Path | None, api: Login | None, *, verify: bool = True
 ) -> KubeletPods | None:
-    """The client for `--kubelet-url`; None if it is not set. Raises StartError for an unusable URL or CA.
+    """The client for `--kubelet-url`; None if it is not set. Raises UnusableSettings for an unusable URL or CA.
 
     Its certificate must be signed by `ca`, without one by the API server's authority, unless `verify` is False.
     """
@@ -126,7 +126,9 @@ def connect(
     try:
         where = server_url(url)
     except ValueError as error:
-        raise StartError(f"--kubelet-url: {quoted(url, 120)} is of no use ({error}); write https://HOST:PORT") from None
+        raise UnusableSettings(
+            f"--kubelet-url: {quoted(url, 120)} is of no use ({error}); write https://HOST:PORT"
+        ) from None
     found = Login(where, ca=ca or (api.ca if api is not None else None), verify=verify)
     if token is not None:
         found = dataclasses.replace(found, token=token_file(token))
@@ -135,5 +137,5 @@ def connect(
     try:
         found.tls()
     except NoConfiguration as error:
-        raise StartError(str(error)) from None
+        raise UnusableSettings(str(error)) from None
     return KubeletPods(Endpoint(found, agent=COMPONENT, who="kubelet"))

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from manager.errors import StartError
+from manager.errors import UnusableSettings
 from manager.observe.report import NodeReport, graph
 from vcuda import addresses, page
 from vcuda.kube.access import TOKEN_HEADER
@@ -115,12 +115,12 @@ _PROBES = frozenset({"/healthz", "/readyz"})
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Bind before anything else starts, so that a port in use is one clear message. Raises StartError."""
+    """Bind before anything else starts, so that a port in use is one clear message. Raises UnusableSettings."""
     try:
         return addresses.listen(address, port, 128)
     except OSError as error:
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise StartError(
+        raise UnusableSettings(
             f"cannot listen on {addresses.with_port(address, port)} ({why}); free the port or set --query-addr and "
             "--query-port"
         ) from None

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from manager.errors import StartError
+from manager.errors import UnusableSettings
 
 # Files of a node's lock, and of the first of those that wait for it.
 NODE, NEXT = "lock", "next"
@@ -29,13 +29,13 @@ class Holder(NamedTuple):
 def attempt(directory: Path, instance: str, name: str = NODE) -> TextIO | None:
     """Hold a lock of `directory` until the returned file is closed; None if another daemon has it.
 
-    Raises StartError.
+    Raises UnusableSettings.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = path_in(directory, name).open("a+")  # who stands there is not lost while we wait
     except OSError as error:
-        raise StartError(
+        raise UnusableSettings(
             f"cannot write to {directory} ({error.strerror or error}); make it writable or point --checkpoint-path "
             "elsewhere"
         ) from None

@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from manager.errors import StartError
+from manager.errors import UnusableSettings
 
 # limits (16 KiB) and usage (384 KiB) with room for a later minor version of either.
 TMPFS_BYTES = 640 * 1024
@@ -65,13 +65,13 @@ class Storage:
 
 
 def choose(base: Path, wanted: str) -> Storage:
-    """Decide for `--usage-storage` and check that `base` is writable. Raises StartError."""
+    """Decide for `--usage-storage` and check that `base` is writable. Raises UnusableSettings."""
     probe = base / ".probe"
     try:
         Storage(False, "").make(probe)
         probe.rmdir()
     except OSError as error:
-        raise StartError(
+        raise UnusableSettings(
             f"cannot write to {base} ({error.strerror}); make it writable or point --virtual-manager-path elsewhere"
         ) from None
     if wanted == "directory":
@@ -81,7 +81,7 @@ def choose(base: Path, wanted: str) -> Storage:
         Storage.remove(probe)
     except OSError as error:
         if wanted == "tmpfs":
-            raise StartError(
+            raise UnusableSettings(
                 f"cannot mount a tmpfs below {base} ({error.strerror}); run as root, or use --usage-storage=directory"
             ) from None
         return Storage(False, f"mounting is not permitted ({error.strerror})")

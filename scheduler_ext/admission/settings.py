@@ -86,7 +86,7 @@ class Settings:
     log_format: str = option("text", choice(*logs.FORMATS), logs.FORMAT_HELP)
 
     def __str__(self) -> str:
-        return " ".join(reading.describe(self))
+        return ", ".join(reading.describe(self))
 
     def rules(self) -> Rules:
         names = Names(self.resource_domain)

@@ -71,7 +71,7 @@ def serves(words: Sequence[str]) -> bool:
 
 
 def run(words: list[str]) -> int:
-    """Run the command. Returns its exit status: 0, 1 for a failure at run time, 2 for unusable settings."""
+    """Run the command. Returns its exit status: 0, 1 for a failure at run time, 2 for settings that can't work."""
     parser, parsers = _parser()
     if serves(words) and words[:1] not in (["serve"], ["webhook"]):
         words.insert(0, "serve")
@@ -88,7 +88,7 @@ def run(words: list[str]) -> int:
             _serve(options)
         sys.stdout.flush()
     except InvalidSettings as error:
-        parsers[options.command].error(str(error))
+        parsers[options.command].exit(2, f"gpu-scheduler-extender: {printable_lines(str(error))}\n")
     except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError, RecordingError, NoPlot) as error:
         print(f"gpu-scheduler-extender: {printable_lines(str(error))}", file=sys.stderr)
         return 2

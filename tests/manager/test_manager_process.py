@@ -66,6 +66,7 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
         (["--query-port", "x"], {}, "--query-port: 'x' is not valid"),
         (["--config", "/does/not/exist"], {}, "cannot read the settings file /does/not/exist"),
         ([], {"GPU_MANAGER_LD_LIBRARY_PATH": "maybe"}, "choose one of set, omit"),
+        (["--plugins-path", "/x/\udcff"], {}, "--plugins-path: '/x/\\udcff' is not valid (it is not UTF-8; name it"),
     ],
 )
 def test_wrong_settings_exit_2_with_one_line(arguments: list[str], environment: dict[str, str], message: str) -> None:
@@ -84,27 +85,27 @@ def own_paths(directory: Path) -> list[str]:
     ]
 
 
-def test_a_port_in_use_exits_1_with_one_line(short_directory: Path) -> None:
+def test_a_port_in_use_exits_2_with_one_line(short_directory: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         result = run(*own_paths(short_directory), "--query-addr=127.0.0.1", f"--query-port={port}")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in last_line(result)
 
 
 @pytest.mark.parametrize("flag", ["--virtual-manager-path", "--checkpoint-path"])
-def test_an_unwritable_directory_exits_1_with_one_line(short_directory: Path, flag: str) -> None:
+def test_an_unwritable_directory_exits_2_with_one_line(short_directory: Path, flag: str) -> None:
     (short_directory / "file").touch()
     result = run(*own_paths(short_directory), f"{flag}={short_directory}/file/below")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert f"point {flag} elsewhere" in last_line(result)
 
 
-def test_an_unreadable_kubeconfig_exits_1_with_one_line(short_directory: Path) -> None:
+def test_an_unreadable_kubeconfig_exits_2_with_one_line(short_directory: Path) -> None:
     result = run(*own_paths(short_directory), "--kubeconfig=/does/not/exist")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert "cannot read the kubeconfig /does/not/exist" in last_line(result)
 
 

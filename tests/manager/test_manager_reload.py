@@ -106,6 +106,6 @@ def test_sighup_reads_again_and_ends_nothing(process: Callable[..., object], nod
     eventually(lambda: "nothing to change" in log.read_text(), "the first look")
     file.write_text("audit-tolerance: 7\n")
     os.kill(running.pid, signal.SIGHUP)
-    eventually(lambda: "changed settings: audit-tolerance=7" in log.read_text(), "the change")
+    eventually(lambda: "changed settings: audit-tolerance: 7" in log.read_text(), "the change")
     running.send_signal(signal.SIGTERM)
     assert running.wait(20) == 0

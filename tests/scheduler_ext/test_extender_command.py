@@ -170,14 +170,27 @@ def test_settings_that_cannot_work_end_with_one_clear_line(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--port", "99999"], ["--port", "x"], ["--policy", "best"], ["--tls-cert", "x"], ["--unknown"], ["serve", "extra"],
-     ["--assume-seconds", "0"], ["--body-mib", "-1"], ["--resource-domain", "a/b"], ["simulate"],
-     ["simulate", "--nodes", "x"], ["simulate", "--recording", "x", "--seeds", "1-2"], ["--record-mib", "0"]],
+    [["--unknown"], ["serve", "extra"], ["simulate"],
+     ["simulate", "--nodes", "x"], ["simulate", "--recording", "x", "--seeds", "1-2"]],
 )  # fmt: skip
 def test_unusable_options_end_with_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2 and "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--port", "99999"], ["--port", "x"], ["--policy", "best"], ["--tls-cert", "x"], ["--assume-seconds", "0"],
+     ["--body-mib", "-1"], ["--resource-domain", "a/b"], ["--record-mib", "0"], ["--lease", "/\udcff"],
+     ["--config", "/does/not/exist"], ["webhook", "--port", "x"], ["webhook", "--tls-cert", "/\udcff"]],
+)  # fmt: skip
+def test_settings_that_can_not_work_end_with_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """25 lines of usage came before it, also where a file was what was wrong."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith("gpu-scheduler-extender: ") and said.count("\n") == 1
 
 
 NODES_CSV = "sn,cpu_milli,memory_mib,gpu,model\nn1,32000,262144,2,T4\nn2,32000,262144,2,T4\nn3,64000,262144,0,\n"
