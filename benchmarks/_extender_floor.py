@@ -62,6 +62,8 @@ class _Server(asyncio.BufferedProtocol):
             at = start.index(_LENGTH) + len(_LENGTH)
             self._left = int(start[at : start.index(b"\r", at)]) + start.index(b"\r\n\r\n") + 4
             self._bind = start if start.startswith(b"POST /scheduler/bind ") else b""
+        elif self._bind:
+            self._bind += self._buffer[:size]
         self._left -= size
         if self._left > 0:
             return
