@@ -1,7 +1,7 @@
 """Measures the system on a real one-node Kubernetes (kubelab): what our parts cost kube-scheduler, kubelet and a pod's start.
 
 Throughput (T33), over TLS with certificates on both sides: pods are made while kube-scheduler is stopped and bound to nodes that exist as objects only, in turns with and
-without the extender, between the first and the last binding that a watch shows. Start: a pod alone, and many at once, with a share ("share")
+without the extender, and with a program in its place that decides nothing (_kube_undecided), between the first and the last binding that a watch shows. Start: a pod alone, and many at once, with a share ("share")
 and without ("none"), in turns; those at once ask for different memory, and what each holds is read in its container (T24). Beside them, at once, pods with
 the devices of a plugin that does nothing but answer ("floor"): what any plugin with as many devices costs kubelet. Allocate: kubelet's own histogram
 over the pods with a share. Everything of Kubernetes runs on this machine, too.
@@ -158,6 +158,7 @@ class Lab:
         token, ca = Path(env["KUBE_TOKEN_FILE"]).read_text().strip(), Path(env["KUBE_CA"])
         self.api = Api("127.0.0.1", 6443, ca, token)
         self.kubelet = Api("127.0.0.1", 10250, ca, token)
+        self._asked: tuple[int, int] | None = None  # port and process of what is asked in place of the extender
 
     def scheduler(self, *, extender: bool, limited: bool) -> None:
         """Start kube-scheduler anew with a configuration of ours."""
@@ -175,7 +176,7 @@ class Lab:
             resources = [{"name": name, "ignoredByScheduler": False} for name in (NAMES.core, NAMES.memory)]
             configuration["extenders"] = [
                 {
-                    "urlPrefix": f"https://127.0.0.1:{self.system.extender_port}/scheduler",
+                    "urlPrefix": f"https://127.0.0.1:{self._asked[0] if self._asked else self.system.extender_port}/scheduler",
                     "enableHTTPS": True,
                     "tlsConfig": self.system.extender_tls,
                     "filterVerb": "filter",
@@ -191,6 +192,20 @@ class Lab:
         file.write_text("\n".join([*lines, ""]))
         self.system.lab.call("restart-scheduler", SCHED_CONFIG=str(file), EXTENDER_YAML="")
 
+    @contextlib.contextmanager
+    def undecided(self) -> Iterator[None]:
+        """Meanwhile kube-scheduler asks what decides nothing, in place of the extender."""
+        kubeconfig, tls = self.system.lab.environment["KUBECONFIG"], self.system.extender_tls
+        command = [sys.executable, "-m", "benchmarks._kube_undecided", kubeconfig, tls["certFile"], tls["keyFile"], tls["caFile"]]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                self._asked = int(process.stdout.readline()), process.pid
+                yield
+            finally:
+                self._asked = None
+                process.terminate()
+
     def scheduler_metrics(self) -> str | None:
         if self.system.lab.scheduler_api != "v1beta1":
             return None
@@ -198,7 +213,8 @@ class Lab:
 
     def processor_ms(self) -> dict[str, float]:
         """Processor time so far: of the whole machine, of our programs, and of the cluster's."""
-        pids = {"extender": self.system.pid("extender"), "manager": self.system.pid("manager")}
+        extender = self._asked[1] if self._asked else self.system.pid("extender")
+        pids = {"extender": extender, "manager": self.system.pid("manager")}
         for name in ("kube-scheduler", "kube-apiserver", "kubelet", "containerd", "etcd"):
             file = Path(self.system.lab.environment["KUBELAB_DIR"]) / f"run/{name}.pid"
             pids[name] = int(file.read_text().split()[0])
@@ -258,23 +274,36 @@ def cluster() -> Iterator[Lab]:
         yield Lab(system)
 
 
-def throughput(lab: Lab, nodes: int, pods: int, rounds: int) -> list[Throughput]:
-    """Rounds with and without the extender, in turns; one more pair under kube-scheduler's default request limit."""
+def throughput(
+    lab: Lab, nodes: int, pods: int, rounds: int, *, floor: bool
+) -> tuple[list[Throughput], list[Throughput]]:
+    """Rounds with and without the extender, in turns; one more pair under kube-scheduler's default request limit.
+
+    And where there is a `floor`, in turns with them, rounds with what decides nothing in place of the extender.
+    """
     lab.api.create_all("/api/v1/nodes", [hollow_node(f"hollow-{number}") for number in range(nodes)])
     free = CORES + nodes * CARDS * 100
-    found = []
+    found: list[Throughput] = []
+    undecided: list[Throughput] = []
+
+    def add(rows: list[Throughput], *, extender: bool, limited: bool) -> None:
+        rows.append(_round(lab, pods, extender=extender, limited=limited))
+        lab.api.delete_pods()
+        lab.wait_free(free)
+
     try:
         lab.wait_free(free)
         for limited in (False, True):
             for _ in range(min(1, rounds) if limited else rounds):
                 for extender in (False, True):
-                    found.append(_round(lab, pods, extender=extender, limited=limited))
-                    lab.api.delete_pods()
-                    lab.wait_free(free)
+                    add(found, extender=extender, limited=limited)
+                if floor and not limited:
+                    with lab.undecided():
+                        add(undecided, extender=True, limited=limited)
     finally:
         lab.api.send("DELETE", "/api/v1/nodes?labelSelector=hollow%3Dyes")
     lab.wait_free(CORES)
-    return found
+    return found, undecided
 
 
 def _round(lab: Lab, pods: int, *, extender: bool, limited: bool) -> Throughput:
@@ -462,11 +491,16 @@ def machine(lab: Lab) -> dict[str, str]:
     }
 
 
-def ratio(rows: list[Throughput], *, limited: bool) -> float:
-    """Pods bound per second with the extender, as a part of those without: medians of all rounds (T33: at least 0.9)."""
+def ratio(rows: list[Throughput], *, limited: bool, floor: Sequence[Throughput] = ()) -> float:
+    """Pods bound per second with the extender, as a part of those without: medians of all rounds (T33: at least 0.8).
+
+    `floor`: rounds in place of those with the extender.
+    """
     rates = {
         extender: statistics.median(
-            row.per_second for row in rows if (row.extender, row.limited) == (extender, limited)
+            row.per_second
+            for row in (floor if floor and extender else rows)
+            if (row.extender, row.limited) == (extender, limited)
         )
         for extender in (False, True)
     }
@@ -497,7 +531,7 @@ def show(title: str, rows: list[Any]) -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     with cluster() as lab:
         about = machine(lab)
-        bound = throughput(lab, options.nodes, options.pods, options.rounds)
+        bound, undecided = throughput(lab, options.nodes, options.pods, options.rounds, floor=options.floor)
         lab.scheduler(extender=True, limited=False)
         before, own = kubelet_allocate(lab), daemon_allocate(lab)
         started, bursts, asked = starts(lab, options.alone, options.bursts, options.burst_rounds, floor=options.floor)
@@ -506,6 +540,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     result: Mapping[str, Any] = {
         "machine": about,
         "throughput": bound,
+        "undecided": undecided,
         "start": started,
         "bursts": bursts,
         "asked": asked,
@@ -513,6 +548,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "ratios": {
             **({"throughput": ratio(bound, limited=False)} if bound else {}),
             **({"throughput, default limit": ratio(bound, limited=True)} if bound else {}),
+            **({"throughput, nothing decided": ratio(bound, limited=False, floor=undecided)} if undecided else {}),
             **dict(start_ratios(started)),
         },
     }
@@ -533,7 +569,7 @@ def main() -> int:
         "--floor",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="bursts with a plugin that does nothing but answer, too (default: yes)",
+        help="rounds with an extender that decides nothing, and bursts with a plugin that does nothing but answer, too (default: yes)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer of everything")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
@@ -547,6 +583,7 @@ def main() -> int:
         return 0
     print(", ".join(f"{key} {value}" for key, value in result["machine"].items()) + "\n")
     show("kube-scheduler's throughput: pods bound per second (T33, over TLS: with / without at least 0.8 on two shared processors)", result["throughput"])  # fmt: skip
+    show("the same, asking what decides nothing in place of the extender", result["undecided"])
     show("create to Running", result["start"])
     show("requests to the API server for each pod", result["asked"])
     show("one Allocate call (T20's whole; a container makes two)", result["allocate"])

@@ -168,3 +168,13 @@ def test_what_is_ours_is_told_beside_what_any_plugin_costs() -> None:
         "start, 9 at once, floor": 1.1,
         "start, 9 at once, share by floor": 1.25,
     }
+
+
+def test_what_decides_nothing_is_set_against_the_rounds_without_an_extender_alone() -> None:
+    def row(per_second: float, *, extender: bool, limited: bool = False) -> kube.Throughput:
+        more = [0.0] * (len(dataclasses.fields(kube.Throughput)) - 4)
+        return kube.Throughput(extender, limited, 9, per_second, *more)
+
+    rows = [row(800, extender=False), row(400, extender=True), row(50, extender=False, limited=True)]
+    assert kube.ratio(rows, limited=False) == 0.5
+    assert kube.ratio(rows, limited=False, floor=[row(600, extender=True)]) == 0.75
