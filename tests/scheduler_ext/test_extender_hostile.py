@@ -217,11 +217,17 @@ def test_what_a_node_says_of_its_cards(api: FakeApi, start: Start) -> None:
 def test_what_quotas_say(api: FakeApi, start: Start) -> None:
     api.put("nodes", node("a", cards("a", 2)))
     extender = start()
-    entry = {"namespace": "default", "cores": 1, "models": [HOSTILE, "m" * 5000, cards("a")[0].model]}
+    others = [f"{number} {'m' * 90}" for number in range(50)]
+    entry = {"namespace": "default", "cores": 1, "models": [*others, cards("a")[0].model]}
     extender.engine.see_quotas({"data": {"quotas": json.dumps([entry])}})
     all_clean(extender.filter(pod("p", uid="u"), ["a"]))
     all_clean(extender.client.get("/explain/u").json())
-    for text in (f"- {{namespace: default, {HOSTILE}", json.dumps([{"namespace": "x", HOSTILE: 1}]), LONG):
+    hostile = [
+        {"namespace": "x", HOSTILE: 1}, {"namespace": HOSTILE, "cores": 1},
+        *({"namespace": "x", "cores": 1, "models": [model]} for model in (HOSTILE, "m" * 5000)),
+        {"namespace": "x", "cores": 1, "nodes": {HOSTILE: LONG}},
+    ]  # fmt: skip
+    for text in (f"- {{namespace: default, {HOSTILE}", *(json.dumps([one]) for one in hostile), LONG):
         with pytest.raises(ValueError) as error:
             extender.engine.see_quotas({"data": {"quotas": text}})
         clean(str(error.value))
