@@ -251,6 +251,25 @@ static void long_among_priorities(struct place *place)
     sleep_us(400);
 }
 
+/* … of 40 launch sizes, each proven short, and another one each time: who had to wait for a lease has one of its own for longer than 4 ms, so what it launches from then on runs on into another's. */
+static void one_of_many_sizes_long(struct place *place)
+{
+    enum { SIZES = 40, PROVEN = 10 };
+    static handle kernels[2];
+    static uint64_t leased_ns;
+    static unsigned launched, times[2];
+    if (!kernels[0]) {
+        kernels[0] = launched_by_argument(place, "spin_500us");
+        kernels[1] = launched_by_argument(place, "spin_1900us");
+    }
+    uint64_t begun = now_ns();
+    unsigned is_long = launched++ > SIZES * PROVEN && begun > leased_ns + 4000000, size = times[is_long]++ % SIZES;
+    void *arguments[] = {&kernels[is_long]};
+    CALL(cuLaunchKernel, function_of(place, "sim_launch"), 1u << size % 10, 1, 1, 32u << size / 10, 1, 1, 0, place->streams[0], arguments, NULL);
+    if (now_ns() > begun + 3500000)
+        leased_ns = now_ns();
+}
+
 static void long_among_short_ones_on_own(struct place *place)
 {
     static handle kernels[2];

@@ -42,6 +42,42 @@ static void test_what_surely_varies_by_less_is_measured_too(void)
     }
 }
 
+static uint64_t charged_amid_others(struct vc_gate *of, uint64_t at_ns)
+{
+    struct vc_interval interval = {.from_ns = at_ns, .to_ns = at_ns + 2 * MS, .estimate_ns = 500 * US, .others_gpu_ns = 900 * US, .operations = 1, .measurable = true};
+    return vc_gate_seen(of, interval.to_ns, &interval).charged_ns;
+}
+
+/* One function in many sizes, each of which is 1.9 ms for once: none of them is known to vary, and each was charged the mean where it ran on into others' leases (35 to 38 points of 30). So in processes that do so in turn. */
+static void test_what_surprises_by_one_after_another_is_doubted_as_a_whole(void)
+{
+    for (unsigned sibling = 0; sibling < 2; sibling++) {
+        struct vc_gate other;
+        struct vc_slot_card others = {0};
+        start(30, 30, VC_CARD_SHARED);
+        lease(T, T + 8 * MS, T);
+        vc_gate_init(&other, &limits, &limits.cards[0], &usage, &others);
+        uint64_t at = T;
+        for (unsigned i = 0; i < 12; i++, at += 10 * MS) {
+            struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x8000 + 12 * sibling + i, 1, 1));
+            vc_estimate_set(estimate, 500 * US);
+            for (unsigned n = 0; n < 10; n++)
+                CHECK(!vc_estimate_learn(estimate, 500 * US, n ? 500 * US : 800 * US, 500 * US, VC_EVIDENCE_CLEAN));
+            CHECK(!vc_estimate_learn(estimate, 500 * US, 1900 * US, 500 * US, VC_EVIDENCE_LONG_OVERLAP));
+            unsigned surprise = vc_estimate_learn(estimate, 500 * US, 1900 * US, 500 * US, VC_EVIDENCE_CLEAN);
+            CHECK(surprise == VC_SURPRISE && vc_estimate_risk(estimate) == 0);
+            CHECK(charged_amid_others(sibling ? &other : &gate, at) == (i < 5 ? 500 * US : 1100 * US)); /* some may hold a part of a slice of somebody of whom nobody knew */
+            vc_gate_learnt(&gate, 1900 * US, surprise);
+            CHECK(vc_estimate_learn(estimate, 500 * US, 2500 * US, 500 * US, VC_EVIDENCE_CLEAN) == 1); /* … or a whole one */
+        }
+        usage.surprises = sibling ? usage.surprises : 0; /* a tenant may write there */
+        CHECK(charged_amid_others(sibling ? &other : &gate, at) == 1100 * US);
+        for (unsigned n = 0; n < 12000; n++)
+            vc_gate_learnt(&gate, 500 * US, 0);
+        CHECK(charged_amid_others(sibling ? &other : &gate, at + 10 * MS) == 500 * US);
+    }
+}
+
 /* A cost that varies is none where others' slices are inside: that was a way to be charged 64 of 1,417 ms. Where they need not be inside each interval, and it comes near enough to the mean, that is charged. */
 static void test_what_varies_is_charged_by_its_time(void)
 {
@@ -329,6 +365,7 @@ int main(void)
     test_others_parts_excuse_no_more_than_a_few_operations();
     test_what_varies_is_charged_by_its_time();
     test_what_surely_varies_by_less_is_measured_too();
+    test_what_surprises_by_one_after_another_is_doubted_as_a_whole();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_what_siblings_were_charged_before_is_not_charged_again();
     test_siblings_slices_make_no_cost_vary();

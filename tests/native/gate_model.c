@@ -327,6 +327,8 @@ static void hand_over(struct model *model, struct process *process, struct mark 
         process->seldom_at_ns = model->now + process->load.seldom_ns;
     if (process->load.slower_ns && slower)
         ns = (double)process->load.slower_ns;
+    if (process->load.tail_ns && model->now >= model->limits.cards[process->tenant].lease_clock_ns + 4000000)
+        ns = (double)process->load.tail_ns;
     uint64_t call = varied(model, model->timing.launch_ns), stall = held_up(model), begins = *host_ns;
     uint64_t submits = model->timing.jitter == 0 ? call : (uint64_t)((0.85 + 0.25 * uniform(model)) * (double)call);
     if (stall && uniform(model) < 0.5)
@@ -431,7 +433,7 @@ static void launch(struct model *model, struct process *process)
         }
     }
     process->since_sync++;
-    process->kind = process->load.longest_ns ? (process->kind + 1) % MODEL_KINDS : 0;
+    process->kind = process->load.longest_ns || process->load.tail_ns ? (process->kind + 1) % MODEL_KINDS : 0;
     process->ready_ns = host + process->load.host_ns;
     if (process->load.in_turn && process->since_sync >= process->load.burst) {
         process->ready_ns += process->load.burst ? process->load.pause_ns : 0;
@@ -539,7 +541,7 @@ static void helper_step(struct model *model, struct process *process, bool looks
         interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, before, &to->others);
         to->noticed = true; /* where it also begins an interval */
         struct vc_settlement settlement = vc_gate_seen(process->gate, model->now, &interval);
-        vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement);
+        vc_gate_learnt(process->gate, settlement.charged_ns, vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement));
         process->expected_head = (process->expected_head + 1) % MODEL_MARKS;
         process->expected_count--;
         notify(model, process->gate);

@@ -409,6 +409,24 @@ static void test_many_kinds_of_kernels_get_their_shares_on_the_card_that_was_mea
     }
 }
 
+/* Kernels of many kinds, each proven short, of which those that run on into others' leases are long: a kind is so too seldom, or by too little, to be known as one that varies (32 to 33 points of 30, the neighbour 65.5 to 67). */
+static void test_whoever_is_long_at_a_leases_end_by_ever_another_kernel_has_its_limit(void)
+{
+    static const uint64_t kernels[] = {800 * US, 950 * US};
+    for (unsigned i = 0; i < 4; i++) {
+        struct model *model = model_new(1, true);
+        model_set_timing(model, i < 2 ? &MODEL_TIMING : &MODEL_H100);
+        model_tenant(model, 30, 30, true);
+        model_process(model, 0, (struct model_load){.kernel_ns = kernels[i % 2], .tail_ns = 1900 * US, .until_ns = 100 * S});
+        model_tenant(model, 70, 70, true);
+        model_process(model, 1, greedy(MS));
+        model_run(model, 8 * S);
+        CHECK(share(model, 0, 2 * S, 8 * S) <= 30.7);
+        CHECK(share(model, 1, 2 * S, 8 * S) >= 68.3);
+        model_free(model);
+    }
+}
+
 /* Kernels longer than a slice overlap at every change of lease: what each was charged stays near what it had. */
 static void test_long_kernels_of_several_tenants_are_charged_what_they_had(void)
 {
@@ -712,6 +730,7 @@ int main(void)
     test_launch_bound_programs_launch_side_by_side();
     test_side_by_side_nobody_takes_more_than_its_own();
     test_many_kinds_of_kernels_get_their_shares_on_the_card_that_was_measured();
+    test_whoever_is_long_at_a_leases_end_by_ever_another_kernel_has_its_limit();
     test_long_kernels_of_several_tenants_are_charged_what_they_had();
     test_waiting_behind_work_of_its_own_shows_no_uncut_card();
     test_long_kernels_beside_who_waits_for_each_of_its_own_have_their_limit();

@@ -133,7 +133,7 @@ static void settle(struct process *process, const struct ending *ending)
     interval.measurable &= interval.to_ns > interval.from_ns;
     interval.others_gpu_ns = vc_gate_others_ns(&process->gate, now, &ending->others, &others);
     struct vc_settlement settlement = vc_gate_seen(&process->gate, now, &interval);
-    vc_lane_learn(ending->step.learners, ending->step.distinct, &interval, &settlement);
+    vc_gate_learnt(&process->gate, settlement.charged_ns, vc_lane_learn(ending->step.learners, ending->step.distinct, &interval, &settlement));
     vc_gate_notify(&process->gate);
 }
 

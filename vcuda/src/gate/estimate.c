@@ -6,6 +6,8 @@
 enum { TABLE_ENTRIES = 8192, PROBES = 32 };
 static const double PEAK_KEPT = 1.0 - 1.0 / 4096; /* from each measurement to the next: for seconds */
 static const uint64_t DOUBT_NS = 1000000;     /* as if so much had gone unmeasured */
+static const double SURPRISING = 1.75, SURPRISING_MEAN = 1.4; /* times as long as it takes at least, and on average */
+static const double SLICE_NS = 1900000;
 
 static struct vc_estimate table[TABLE_ENTRIES];
 
@@ -101,26 +103,26 @@ static double weight_of_short(struct vc_estimate *estimate)
     return weight > 0.15 ? 0.15 : weight < 0.03 ? 0.03 : weight;
 }
 
-void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
+unsigned vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
                        enum vc_evidence evidence)
 {
     uint64_t cost = vc_estimate_cost(estimate);
     if (cost == 0 || cost_then_ns == 0 || expected_ns == 0)
-        return;
+        return 0;
     double implied = (double)cost_then_ns * ((double)measured_ns / (double)expected_ns);
     double ratio = implied / (double)cost;
     if (__atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED) == 0) { /* it was a guess */
         vc_estimate_set(estimate, (uint64_t)implied);
-        return;
+        return 0;
     }
     if (evidence == VC_EVIDENCE_CLEAN && ratio * (double)VC_VARIES_FACTOR < 1 && __atomic_load_n(&estimate->seen_peak_ns, __ATOMIC_RELAXED) == 0) { /* nobody else was there for the first time: before they were inside */
         vc_add_relaxed(&estimate->measured, 1);
         store(estimate, (uint64_t)implied, (uint64_t)implied, (uint64_t)implied, (uint64_t)implied, 0);
-        return;
+        return 0;
     }
     if (evidence == VC_EVIDENCE_BESIDE) { /* no cost is known better by it: followed in one direction only, it would drift */
         vc_add_relaxed(&estimate->measured, ratio < (double)VC_VARIES_FACTOR);
-        return;
+        return 0;
     }
     /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth, and a
      * longer one that others may be inside tells little. What is charged does not depend on either. */
@@ -133,6 +135,7 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
     vc_add_relaxed(&estimate->measured, evidence != VC_EVIDENCE_UPPER_BOUND || ratio < (double)VC_VARIES_FACTOR);
     if (evidence == VC_EVIDENCE_UPPER_BOUND && ratio > 2.0)
         ratio = 2.0;
+    bool proven = vc_estimate_risk(estimate) != VC_UNPROVEN_NS;
     double peak = (double)__atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED) * PEAK_KEPT;
     double seen = (double)__atomic_load_n(&estimate->seen_peak_ns, __ATOMIC_RELAXED) * PEAK_KEPT;
     double sure = (double)__atomic_load_n(&estimate->sure_peak_ns, __ATOMIC_RELAXED) * PEAK_KEPT;
@@ -147,6 +150,9 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
     if (evidence == VC_EVIDENCE_CLEAN && implied > seen)
         seen = implied;
     store(estimate, (uint64_t)((double)cost * (1.0 + weight * (ratio - 1.0)) + 0.5), (uint64_t)least, (uint64_t)peak, (uint64_t)seen, (uint64_t)sure);
+    bool surprises = proven && evidence == VC_EVIDENCE_CLEAN && implied > (double)VC_VARIES_SURELY_NS && implied > SURPRISING * least && ratio > SURPRISING_MEAN;
+    /* Where it would be a whole slice, that may be one of somebody of whom nobody knew. */
+    return !surprises ? 0 : (double)measured_ns * (1 - least / implied) > SLICE_NS ? 1 : VC_SURPRISE;
 }
 
 void vc_estimate_reset(struct vc_estimate *estimate)

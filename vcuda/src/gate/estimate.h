@@ -81,8 +81,10 @@ void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns);
 void vc_estimate_guess(struct vc_estimate *estimate, uint64_t cost_ns);
 
 /* Follow a measurement: `measured_ns` was seen where the estimates said `expected_ns` (> 0) when this one's cost was taken
- * to be `cost_then_ns`; it may have learnt more since, from work launched before. */
-void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
+ * to be `cost_then_ns`; it may have learnt more since, from work launched before. Returns how much that surprises: 0, or up to VC_SURPRISE where
+ * it took much longer with nobody beside it than it does at least and on average. */
+enum { VC_SURPRISE = 16 };
+unsigned vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
                        enum vc_evidence evidence);
 
 /* Something says that it may have cost more than was thought: the next one is measured. */

@@ -131,6 +131,7 @@ struct vc_gate {
     struct vc_busy busy;
     struct vc_samples samples;
     uint64_t launches, begins; /* operations, and those of them that found the card idle */
+    uint64_t surprises;        /* vc_gate_learnt, where nobody but this process can write */
     bool unsampled;            /* nobody looks, because nothing was launched for a while: whoever launches wakes the helper */
     uint64_t all_until_ns;    /* until then everything is marked: samples told of work that was not charged */
     const void *latest_lane;  /* whoever passed last … */
@@ -214,6 +215,10 @@ void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns);
 
 /* An end mark was reached (or lost: measurable = false). Settles the charge and renews the prediction. */
 struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
+
+/* Estimates followed what became of an interval that was charged so much, and were surprised so much (VC_SURPRISE). Who does that with one function, size or graph now and another one then varies more
+ * than any of them shows: for as long as it goes on, what its container launches is charged by how long it takes where others' slices may be inside. */
+void vc_gate_learnt(struct vc_gate *gate, uint64_t charged_ns, unsigned surprise);
 
 /* What passes between the two was charged for, though no interval tells of it. */
 void vc_gate_pays(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns);

@@ -293,13 +293,13 @@ void vc_lane_refused(struct vc_lane *lane, const struct vc_lane_step *step)
     lane->finish_ns -= step->cost_ns < lane->finish_ns ? step->cost_ns : lane->finish_ns;
 }
 
-void vc_lane_learn(const struct vc_learner *learners, unsigned count, const struct vc_interval *interval,
+unsigned vc_lane_learn(const struct vc_learner *learners, unsigned count, const struct vc_interval *interval,
                    const struct vc_settlement *settlement)
 {
     if (!interval->measurable || count == 0)
-        return;
+        return 0;
     if (interval->loose && settlement->evidence == VC_EVIDENCE_UPPER_BOUND)
-        return;
+        return 0;
     /* Either the card was idle in between, or something took longer than it ever did: a measurement of its own will tell. */
     if (vc_interval_has_gaps(interval) && interval->uncovered_ns > 2 * interval->estimate_ns + DOUBTFUL_NS)
         for (unsigned i = 0; i < count; i++)
@@ -310,9 +310,12 @@ void vc_lane_learn(const struct vc_learner *learners, unsigned count, const stru
         bool common = interval->joined && interval->uncovered_ns < length;
         if (vc_estimate_cost(learners[count - 1].estimate) == 0)
             vc_estimate_set(learners[count - 1].estimate, common ? length : settlement->measured_ns);
-        return;
+        return 0;
     }
-    for (unsigned i = 0; i < count; i++)
-        vc_estimate_learn(learners[i].estimate, learners[i].cost_ns, settlement->measured_ns, interval->estimate_ns,
-                          settlement->evidence);
+    unsigned most = 0;
+    for (unsigned i = 0; i < count; i++) {
+        unsigned surprise = vc_estimate_learn(learners[i].estimate, learners[i].cost_ns, settlement->measured_ns, interval->estimate_ns, settlement->evidence);
+        most = surprise > most ? surprise : most;
+    }
+    return most;
 }

@@ -149,8 +149,8 @@ void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns, bool
 /* The driver refused it. */
 void vc_lane_refused(struct vc_lane *lane, const struct vc_lane_step *step);
 
-/* The helper's part: let the estimates of the interval's operations follow what became of it. */
-void vc_lane_learn(const struct vc_learner *learners, unsigned count, const struct vc_interval *interval,
+/* The helper's part: let the estimates of the interval's operations follow what became of it. Returns how much it surprises the most surprised of them (vc_gate_learnt). */
+unsigned vc_lane_learn(const struct vc_learner *learners, unsigned count, const struct vc_interval *interval,
                    const struct vc_settlement *settlement);
 
 #endif

@@ -17,6 +17,9 @@ static const uint64_t LATE_NS = 30000;
 /* What has not begun for long keeps nobody else from the card: the arbiter takes its lease. */
 static const uint64_t IDLE_SINCE_NS = 300000;
 
+/* A slice of somebody of whom nobody knew surprises now and then, too: so often it does not, within so much that was charged. */
+static const uint64_t EACH_SURPRISE = 1000000, SURPRISES = 4 * VC_SURPRISE * EACH_SURPRISE, MOST_SURPRISES = 8 * SURPRISES, SURPRISED_NS = 2000000000;
+
 /* Refunds may set a clock back a little. */
 static uint64_t grown(uint64_t from, uint64_t to)
 {
@@ -245,6 +248,24 @@ static uint64_t not_siblings(struct vc_gate *gate, const struct vc_policy *polic
     return spared - believed;
 }
 
+static void add_surprise(uint64_t *sum, uint64_t charged_ns, unsigned surprise)
+{
+    uint64_t is = vc_earlier(vc_load_relaxed(sum), MOST_SURPRISES);
+    is -= is * vc_earlier(charged_ns, SURPRISED_NS) / SURPRISED_NS;
+    vc_store_relaxed(sum, is + surprise * EACH_SURPRISE); /* a lost update of two processes is as good as none */
+}
+
+void vc_gate_learnt(struct vc_gate *gate, uint64_t charged_ns, unsigned surprise)
+{
+    add_surprise(&gate->surprises, charged_ns, surprise);
+    add_surprise(&gate->usage->surprises, charged_ns, surprise); /* processes that end before are doubted together */
+}
+
+static bool is_doubted(const struct vc_gate *gate)
+{
+    return vc_later(vc_load_relaxed(&gate->surprises), vc_load_relaxed(&gate->usage->surprises)) > SURPRISES;
+}
+
 struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
 {
     struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_UPPER_BOUND};
@@ -263,6 +284,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
             struct vc_gate_others now = vc_gate_others(gate);
             interval->others_gpu_ns = vc_gate_others_ns(gate, now_ns, &interval->others_then, &now);
         }
+        interval->doubted = is_doubted(gate);
         interval->joined = vc_gate_beside(gate, interval->from_ns);
         look_for_siblings(gate, now_ns, &policy, interval);
         interval->stopped = policy.shared && vc_load_relaxed(&gate->limit->others_still_ns) > interval->from_ns;

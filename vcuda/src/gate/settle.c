@@ -112,8 +112,8 @@ uint64_t vc_interval_own(const struct vc_interval *interval)
 static bool can_be(const struct vc_interval *interval)
 {
     uint64_t estimate = interval->estimate_ns;
-    bool far = interval->behind || interval->beside || vc_interval_own(interval) > estimate + estimate / 2;
-    bool varies = interval->risk_ns == VC_UNPROVEN_NS || (far && interval->risk_ns != 0);
+    bool far = interval->behind || interval->beside || vc_interval_own(interval) > estimate + estimate / (interval->doubted ? 4 : 2);
+    bool varies = interval->risk_ns == VC_UNPROVEN_NS || (far && (interval->risk_ns != 0 || interval->doubted));
     uint64_t more = interval->unclear ? 2 * estimate + SWITCHES_NS : vc_later(estimate / 2, VC_LONG_OPERATION_NS); /* a few of others' operations */
     return !interval->unknown && !varies && estimate < interval->operations * VC_LONG_OPERATION_NS &&
            vc_interval_own(interval) <= estimate + more + vc_earlier(interval->others_gpu_ns / 2, OTHERS_UNTOLD_NS);

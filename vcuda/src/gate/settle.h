@@ -46,6 +46,7 @@ struct vc_interval {
     struct vc_gate_others others_then; /* loose: when its first operation was launched */
     uint64_t gap_ns;       /* the card was predicted to have nothing of it to do for so long before */
     uint64_t risk_ns;      /* what it may cost at most, where that varies */
+    bool doubted;          /* … as anything of its container's may */
     uint64_t seen_then_ns; /* vc_gate.seen_ns when it was opened */
     uint64_t launched_meanwhile_ns; /* what this process launched, on all streams, and may have run in it */
     bool joined;           /* streams of this process ran beside each other, or did lately */
