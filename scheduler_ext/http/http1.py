@@ -274,6 +274,7 @@ class Connection(asyncio.BufferedProtocol):
         reads = not (self._full or self._ahead or self._waits or self._deaf or self._rest or self._sleeps)
         if reads != self._reads and not self._closed:
             self._reads = reads
+            self._unread |= reads and self._tls is not None  # what TLS took in meanwhile
             self._transport.resume_reading() if reads else self._transport.pause_reading()
 
     def _known(self, data: memoryview) -> memoryview:

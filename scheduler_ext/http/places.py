@@ -77,7 +77,7 @@ class Ranked(Generic[_One]):
         """Whether somebody here has a better claim to the place of `other`."""
         most = among.count(other.peer)
         for rank, by in enumerate(self._of):
-            if by and rank < other.rank:
+            if by and rank < BAD == other.rank:
                 return True
             # Who is bad would only take turns with others as bad, and each turn takes the loop 1 ms.
             more = most - (rank == BAD)

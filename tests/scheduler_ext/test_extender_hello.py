@@ -135,9 +135,13 @@ def test_whose_place_may_be_taken() -> None:
     assert line.comes_before(bad, held) and not line.comes_before(good, held)  # it has two more
     line.add(One("b", places.UNKNOWN))
     assert line.comes_before(bad, held) and not line.comes_before(good, held)  # that is its own
+    unknown = One("e", places.UNKNOWN)
+    held.add(unknown)
+    line.add(One("e", places.GOOD))  # an address that is known for good by now ends none of its own
+    assert not line.comes_before(unknown, held)
     line.add(One("d", places.UNKNOWN))
-    assert line.comes_before(good, held)
-    assert list(held.oldest_of_most()) == [bad, good]
+    assert line.comes_before(good, held) and line.comes_before(unknown, held)
+    assert list(held.oldest_of_most()) == [bad, unknown, good]
 
 
 def test_of_addresses_the_last_handshake_counts_and_not_all_are_remembered() -> None:
