@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import time
@@ -88,9 +89,9 @@ class TlsDoor:
     """Of a port with TLS, by the certificate of today.
 
     192 shake hands at a time. Others wait for 15 s at most, and their addresses take turns. After 0.3 s a handshake
-    makes room for those of addresses that have less, or are known for better: first those of addresses whose last one
-    did not come to its end, for whom none makes room but where somebody has two more. Who has not sent a whole
-    ClientHello is none of them.
+    makes room for those of addresses that have less; one of an address whose last came to nothing for any other's, and
+    for such an address none makes room but where somebody has two more. Who has not sent a whole ClientHello is none
+    of them.
     """
 
     def __init__(self, make: Callable[[], tls.Above], listener: socket.socket, certificate: ServerCertificate) -> None:
@@ -247,13 +248,16 @@ class TlsDoor:
 
     async def _connect(self, newcomer: Newcomer) -> None:
         ended = False
+        above = self._make()
+        above.proven = functools.partial(self._repute.note, newcomer.peer, good=True)
         try:
-            ended = await tls.shake_hands(newcomer.socket, self._make(), self._certificate.context, _SECONDS)
+            ended = await tls.shake_hands(newcomer.socket, above, self._certificate.context, _SECONDS)
         except OSError:  # it is no client of TLS, or gone, or was late
             newcomer.socket.close()
         finally:
             del self._shaking[newcomer]
             self._held.discard(newcomer)
             self._pushed.discard(newcomer)
-            self._repute.note(newcomer.peer, ended)
+            if not ended:
+                self._repute.note(newcomer.peer, good=False)
             self._let_in()

@@ -87,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         """`strangers`: those to whom it belongs unless it shows a certificate."""
         self._strangers = strangers
         self.peer = ""  # a stranger's address
+        self.proven: Callable[[], None] | None = None  # called once: it has a certificate, or has asked something
         self._sips: Sips | None = None  # how a stranger's TLS is read
         self._sleeps = self._reads_next = False  # it waits for its turn to be read, which has come
         self._server, self._application, self._whole_room = server, application, room
@@ -152,9 +153,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _trust(self) -> None:
         """It is no stranger's."""
+        self._prove()
         if self._strangers is not None:
             self._strangers = None
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MOST_UNREAD)
+
+    def _prove(self) -> None:
+        if self.proven is not None:
+            self.proven()
+            self.proven = None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
         self._closed = self._deaf = True
@@ -477,6 +484,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _line_up(self, request: Request, keep: bool, held: int) -> None:
         """`held`: its body's room, until its turn."""
+        self._prove()
         if self._strangers is not None:
             self._strangers.asks(self)
         self._ready.append((request, keep, held))

@@ -22,19 +22,22 @@ _One = TypeVar("_One", bound=FromRanked)
 
 
 class Repute:
-    """Whether the last handshake of an address came to its end."""
+    """Whether an address's last handshake came to nothing, or it has shown a certificate or asked something since.
+
+    Handshakes alone prove nothing: who ends them at once could go on for ever.
+    """
 
     def __init__(self) -> None:
-        self._ended: dict[str, bool] = {}  # the one that was heard of last is the last
+        self._good: dict[str, bool] = {}  # the one that was heard of last is the last
 
-    def note(self, peer: str, ended: bool) -> None:
-        self._ended.pop(peer, None)
-        self._ended[peer] = ended
-        if len(self._ended) > _MOST_KNOWN:
-            del self._ended[next(iter(self._ended))]
+    def note(self, peer: str, *, good: bool) -> None:
+        self._good.pop(peer, None)
+        self._good[peer] = good
+        if len(self._good) > _MOST_KNOWN:
+            del self._good[next(iter(self._good))]
 
     def rank(self, peer: str) -> int:
-        return {True: GOOD, False: BAD, None: UNKNOWN}[self._ended.get(peer)]
+        return {True: GOOD, False: BAD, None: UNKNOWN}[self._good.get(peer)]
 
 
 class Ranked(Generic[_One]):

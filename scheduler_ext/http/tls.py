@@ -33,7 +33,12 @@ class TlsObject(ssl.SSLObject):
 
 
 class Above(Protocol):
-    """The protocol above TLS. `then`: to be called when it has closed its transport. False: it has nothing to do."""
+    """The protocol above TLS. `proven`: called once, when its peer has shown a certificate or asked something.
+
+    `then`: to be called when it has closed its transport. False: it has nothing to do.
+    """
+
+    proven: Callable[[], None] | None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
     def peer_ended(self, then: Callable[[], None] | None = None) -> bool: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from scheduler_ext.http import hello as hellos
 from scheduler_ext.http.certificate import ServerCertificate
 from tests.scheduler_ext.test_extender_certificate import serving, shown
 from tests.scheduler_ext.test_extender_handshakes import are_over, half, hello
+from tests.scheduler_ext.test_extender_server import answer, post
 from tests.scheduler_ext.test_extender_writing import certificate
 
 
@@ -109,6 +111,34 @@ def test_who_lets_handshakes_lie_gives_way_to_who_does_not(tmp_path: Path) -> No
     serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
 
 
+def test_who_asks_something_is_known_for_good_and_who_only_shakes_hands_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """900 addresses that closed at once, 1,200 a second, were all as good as who asked: of 720 connections 236 were lost."""
+    noted: list[tuple[str, bool]] = []
+    monkeypatch.setattr(places.Repute, "note", lambda _, peer, good: noted.append((peer, good)))
+
+    async def work(address: tuple[str, int]) -> None:
+        assert await shown(address)
+        await asyncio.sleep(0.1)
+        assert noted == []
+        trusted = ssl.create_default_context()
+        trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection(*address, ssl=trusted)
+        for _ in range(2):
+            writer.write(post("/x", b"y"))
+            assert (await answer(reader))[0] == 200
+        assert noted == [("127.0.0.1", True)]
+        writer.close()
+        _, lying = await half(address)
+        await asyncio.sleep(0.1)
+        lying.close()
+        await asyncio.sleep(0.5)
+        assert noted == [("127.0.0.1", True), ("127.0.0.1", False)]
+
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
 class One(NamedTuple):
     peer: str
     rank: int
@@ -146,10 +176,10 @@ def test_whose_place_may_be_taken() -> None:
 
 def test_of_addresses_the_last_handshake_counts_and_not_all_are_remembered() -> None:
     repute = places.Repute()
-    repute.note("a", ended=True)
-    repute.note("b", ended=False)
+    repute.note("a", good=True)
+    repute.note("b", good=False)
     assert [repute.rank(peer) for peer in "abc"] == [places.GOOD, places.BAD, places.UNKNOWN]
-    repute.note("a", ended=False)
+    repute.note("a", good=False)
     for number in range(places._MOST_KNOWN - 1):
-        repute.note(str(number), ended=False)
+        repute.note(str(number), good=False)
     assert [repute.rank(peer) for peer in "ab"] == [places.BAD, places.UNKNOWN]
