@@ -9,6 +9,7 @@ from scheduler_ext.http.strangers import ByPeer
 
 GOOD, UNKNOWN, BAD = range(3)
 _MOST_KNOWN = 4096  # addresses
+UNDISTURBED = 160  # that an address may have before it makes room for those of worse ones
 
 
 class FromRanked(Protocol):
@@ -22,7 +23,7 @@ _One = TypeVar("_One", bound=FromRanked)
 
 
 class Repute:
-    """Whether an address's last handshake came to nothing, or it has shown a certificate or asked something since.
+    """Whether an address's last handshakes came to nothing, or it has shown a certificate or asked something since.
 
     Handshakes alone prove nothing: who ends them at once could go on for ever.
     """
@@ -31,7 +32,9 @@ class Repute:
         self._good: dict[str, bool] = {}  # the one that was heard of last is the last
 
     def note(self, peer: str, *, good: bool) -> None:
-        self._good.pop(peer, None)
+        """A handshake that comes to nothing takes what was known: who is pushed out in a crowd is not bad for that."""
+        if self._good.pop(peer, None) and not good:
+            return
         self._good[peer] = good
         if len(self._good) > _MOST_KNOWN:
             del self._good[next(iter(self._good))]
@@ -82,6 +85,8 @@ class Ranked(Generic[_One]):
         for rank, by in enumerate(self._of):
             if by and rank < BAD == other.rank:
                 return True
+            if rank > other.rank and most <= UNDISTURBED:
+                continue
             # Who is bad would only take turns with others as bad, and each turn takes the loop 1 ms.
             more = most - (rank == BAD)
             if by and more > 0 and any(among.count(peer) < more for peer in by.peers()):

@@ -170,15 +170,23 @@ def test_whose_place_may_be_taken() -> None:
     line.add(One("e", places.GOOD))  # an address that is known for good by now ends none of its own
     assert not line.comes_before(unknown, held)
     line.add(One("d", places.UNKNOWN))
-    assert line.comes_before(good, held) and line.comes_before(unknown, held)
+    assert line.comes_before(unknown, held) and not line.comes_before(good, held)
+    line.add(One("f", places.GOOD))
+    assert line.comes_before(good, held)
+    line.discard(One("f", places.GOOD))
+    for number in range(places.UNDISTURBED):
+        held.add(One("b", places.GOOD, number + 1))
+    assert line.comes_before(good, held)
     assert list(held.oldest_of_most()) == [bad, unknown, good]
 
 
-def test_of_addresses_the_last_handshake_counts_and_not_all_are_remembered() -> None:
+def test_of_addresses_the_last_handshakes_count_and_not_all_are_remembered() -> None:
     repute = places.Repute()
     repute.note("a", good=True)
     repute.note("b", good=False)
     assert [repute.rank(peer) for peer in "abc"] == [places.GOOD, places.BAD, places.UNKNOWN]
+    repute.note("a", good=False)
+    assert repute.rank("a") == places.UNKNOWN
     repute.note("a", good=False)
     for number in range(places._MOST_KNOWN - 1):
         repute.note(str(number), good=False)
