@@ -188,6 +188,7 @@ def test_a_running_share_is_resized_under_load(lab: Lab) -> None:
     wait_for(lambda: len(lab.told("works", "ResizeCompleted")) == 2, "the room that was left")
     lab.cluster.manager.kill()
     lab.cluster.manager.start()
+    lab.cluster.manager.wait_ready(f"{lab.cluster.manager_url}/healthz", SECONDS)  # kubelet may not have missed it
     lab.cluster.wait_resources()
     lab.create("too-much", 11, 4, trainer())  # 70 + 20: what waits has not been given back
     assert "InsufficientCores" in wait_for(lambda: checks.refusal_of(lab.pod("too-much")), "the refusal")

@@ -118,7 +118,7 @@ def test_what_tenants_write_stays_text(chromium: Browser) -> None:
     waits = pod("p", 30, 10, uid="p", annotations={NAMES.card_model: "x" * 5000})
     waits["metadata"] |= {"namespace": HOSTILE, "name": HOSTILE, "creationTimestamp": HOSTILE}
     engine.see_pod(waits)
-    engine.see_quotas({"data": {"quotas": json.dumps([{"namespace": HOSTILE, "cores": 1}])}})
+    engine.see_quotas({"data": {"quotas": json.dumps([{"namespace": "team", "cores": 1}])}})  # takes no hostile names
     with page_support.served(engine) as url:
         chromium.open(url)
         chromium.until("document.querySelectorAll('.row').length === 3")
