@@ -87,7 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         """`strangers`: those to whom it belongs unless it shows a certificate."""
         self._strangers = strangers
         self.peer = ""  # a stranger's address
-        self.proven: Callable[[], None] | None = None  # called once: it has a certificate, or has asked something
+        self.proven: Callable[[], None] | None = None  # called once; see `_line_up`
         self._sips: Sips | None = None  # how a stranger's TLS is read
         self._sleeps = self._reads_next = False  # it waits for its turn to be read, which has come
         self._server, self._application, self._whole_room = server, application, room
@@ -484,8 +484,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _line_up(self, request: Request, keep: bool, held: int) -> None:
         """`held`: its body's room, until its turn."""
-        self._prove()
         if self._strangers is not None:
+            if self._strangers.everybody:  # where certificates are asked for, they alone prove something
+                self._prove()
             self._strangers.asks(self)
         self._ready.append((request, keep, held))
         self._waiting += held

@@ -23,9 +23,10 @@ _One = TypeVar("_One", bound=FromRanked)
 
 
 class Repute:
-    """Whether an address's last handshakes came to nothing, or it has shown a certificate or asked something since.
+    """Whether an address's last handshakes came to nothing, or it has shown a certificate since.
 
-    Handshakes alone prove nothing: who ends them at once could go on for ever.
+    Where none is asked for, a request proves as much. Handshakes alone prove nothing: who ends them at once could go on
+    for ever.
     """
 
     def __init__(self) -> None:

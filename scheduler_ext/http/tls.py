@@ -33,7 +33,7 @@ class TlsObject(ssl.SSLObject):
 
 
 class Above(Protocol):
-    """The protocol above TLS. `proven`: called once, when its peer has shown a certificate or asked something.
+    """The protocol above TLS. `proven`: called once, when its peer has shown a certificate, or asked where none is.
 
     `then`: to be called when it has closed its transport. False: it has nothing to do.
     """

@@ -139,6 +139,29 @@ def test_who_asks_something_is_known_for_good_and_who_only_shakes_hands_is_not(
     serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
 
 
+def test_where_certificates_are_asked_for_a_request_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asked for the version, and let the next handshake lie, came before kube-scheduler's first connection."""
+    noted: list[str] = []
+    monkeypatch.setattr(places.Repute, "note", lambda _, peer, good: noted.append(peer))
+    chain, key = certificate(tmp_path, "server")
+
+    async def work(address: tuple[str, int]) -> None:
+        for known in (False, True):
+            trusted = ssl.create_default_context()
+            trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+            if known:
+                trusted.load_cert_chain(chain, key)
+            reader, writer = await asyncio.open_connection(*address, ssl=trusted)
+            writer.write(post("/x", b"y"))
+            assert (await answer(reader))[0] == 200
+            assert noted == ["127.0.0.1"] * known
+            writer.close()
+
+    serving(ServerCertificate(str(chain), str(key), str(chain)), work)
+
+
 class One(NamedTuple):
     peer: str
     rank: int
