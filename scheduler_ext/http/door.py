@@ -246,10 +246,17 @@ class TlsDoor:
         self._held.add(newcomer)
         self._shaking[newcomer] = asyncio.get_running_loop().create_task(self._connect(newcomer))
 
+    def _prove(self, peer: str) -> None:
+        self._repute.note(peer, good=True)
+        for one in [one for one in self._waiting if one.peer == peer]:  # they came when it was not known
+            self._line.discard(one)
+            one.rank = places.GOOD
+            self._line.add(one)
+
     async def _connect(self, newcomer: Newcomer) -> None:
         ended = False
         above = self._make()
-        above.proven = functools.partial(self._repute.note, newcomer.peer, good=True)
+        above.proven = functools.partial(self._prove, newcomer.peer)
         try:
             ended = await tls.shake_hands(newcomer.socket, above, self._certificate.context, _SECONDS)
         except OSError:  # it is no client of TLS, or gone, or was late

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from pathlib import Path
 from typing import NamedTuple
@@ -143,8 +144,8 @@ def test_where_certificates_are_asked_for_a_request_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asked for the version, and let the next handshake lie, came before kube-scheduler's first connection."""
-    noted: list[str] = []
-    monkeypatch.setattr(places.Repute, "note", lambda _, peer, good: noted.append(peer))
+    noted: list[tuple[str, bool]] = []
+    monkeypatch.setattr(places.Repute, "note", lambda _, peer, good: noted.append((peer, good)))
     chain, key = certificate(tmp_path, "server")
 
     async def work(address: tuple[str, int]) -> None:
@@ -156,10 +157,24 @@ def test_where_certificates_are_asked_for_a_request_proves_nothing(
             reader, writer = await asyncio.open_connection(*address, ssl=trusted)
             writer.write(post("/x", b"y"))
             assert (await answer(reader))[0] == 200
-            assert noted == ["127.0.0.1"] * known
+            assert noted == [("127.0.0.1", True)] * known
             writer.close()
 
     serving(ServerCertificate(str(chain), str(key), str(chain)), work)
+
+
+def test_who_waits_when_its_address_becomes_known_goes_before_those_that_are_not(tmp_path: Path) -> None:
+    """They kept the rank that they came with: 7 to 15 s, and then they were lost, while later ones were let in."""
+    served = ServerCertificate(*map(str, certificate(tmp_path, "server")))
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(socket.socket()) for _ in range(4)]
+        one = door.TlsDoor(lambda: pytest.fail("nobody is let in"), made[0], served)
+        waiting = [door.Newcomer(plain, peer) for plain, peer in zip(made[1:], "aba", strict=True)]
+        for newcomer in waiting:
+            one._waiting[newcomer] = None
+            one._line.add(newcomer)
+        one._prove("b")
+        assert one._line.next() is waiting[1] and one._line.size(bad=True) == 2
 
 
 class One(NamedTuple):
