@@ -89,7 +89,7 @@ class TlsDoor:
     """Of a port with TLS, by the certificate of today.
 
     192 shake hands at a time. Others wait for 15 s at most, and their addresses take turns. After 0.3 s a handshake
-    makes room for those of addresses that have less; one of an address whose last came to nothing for any other's, and
+    makes room for those of addresses that have less; one of an address that is known for bad for any other's, and
     for such an address none makes room but where somebody has two more. Who has not sent a whole ClientHello is none
     of them.
     """

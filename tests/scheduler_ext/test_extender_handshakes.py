@@ -38,6 +38,22 @@ async def half(address: tuple[str, int], own: str = "127.0.0.1", data: bytes | N
     return reader, writer
 
 
+def shaken(plain: socket.socket) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    """A client behind its handshake, whose last bytes are still to be sent, and what it reads and writes."""
+    into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trusted = ssl.create_default_context()
+    trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+    client = trusted.wrap_bio(into, out)
+    while True:
+        try:
+            client.do_handshake()
+        except ssl.SSLWantReadError:
+            plain.sendall(out.read())
+            into.write(plain.recv(2**16))
+        else:
+            return client, into, out
+
+
 async def are_over(ones: Sequence[One]) -> list[bool]:
     """Which of them the server has ended."""
     found = []
@@ -150,18 +166,8 @@ def test_who_half_closes_right_behind_its_request_is_answered(tmp_path: Path) ->
     """What is not read when the end is seen is lost: so little is not left for a second turn."""
 
     def asked(address: tuple[str, int]) -> bytes:
-        into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        trusted = ssl.create_default_context()
-        trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
-        client = trusted.wrap_bio(into, out)
         with socket.create_connection(address, timeout=10) as plain:
-            while True:
-                try:
-                    client.do_handshake()
-                    break
-                except ssl.SSLWantReadError:
-                    plain.sendall(out.read())
-                    into.write(plain.recv(2**16))
+            client, into, out = shaken(plain)
             client.write(post("/x", b"y" * 40_000))
             plain.sendall(out.read())  # the last of the handshake too
             plain.shutdown(socket.SHUT_WR)
@@ -187,18 +193,8 @@ def test_who_half_closes_right_behind_anything_is_answered(
     """Whatever turns it takes to read that: others have theirs between them. With FIN alone, or TLS's own end before."""
 
     def asked(address: tuple[str, int]) -> bytes:
-        into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        trusted = ssl.create_default_context()
-        trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
-        client = trusted.wrap_bio(into, out)
         with socket.create_connection(address, timeout=10) as plain:
-            while True:
-                try:
-                    client.do_handshake()
-                    break
-                except ssl.SSLWantReadError:
-                    plain.sendall(out.read())
-                    into.write(plain.recv(2**16))
+            client, into, out = shaken(plain)
             sent = post("/x", b"y" * body) + post("/z", b"y")
             for at in range(0, len(sent), record):
                 client.write(sent[at : at + record])
