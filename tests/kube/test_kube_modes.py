@@ -103,7 +103,7 @@ def test_refused_pods_are_explained_and_cleaned_up(
     touch(system, installed)
     eventually(
         "the daemon has taken the file over",
-        lambda: "smallest-memory=3" in installed.log("gpu-manager"),
+        lambda: "smallest-memory: 3" in installed.log("gpu-manager"),
         150,
         every=1.0,
     )
