@@ -295,39 +295,32 @@ static void pick(const struct level *level, int64_t *picks)
             *picks++ = level->columns[level->first[group] + taken];
 }
 
-/* Try what a step may take, one choice after the other, with all that come after it. */
-static int place_step(struct search *search, int64_t depth)
+/* What an init container makes of the peaks of the cards that it has picked. */
+static void raise_peaks(struct search *search, const struct vc_step *step, const int64_t *picks)
 {
-    int64_t number = search->order[depth], *picks = search->picks + search->at[number];
-    const struct vc_step *step = &search->steps[number];
-    struct level level = level_of(search, depth, step);
+    for (int64_t each = 0; each < step->cards; each++) {
+        const struct vc_free *card = &search->cards[picks[each]];
+        int64_t *peaks = search->peaks + picks[each];
+        int64_t cores = card->cores - search->then_cores[picks[each]] + step->cores;
+        int64_t blocks = card->blocks - search->then_blocks[picks[each]] + blocks_of(step, card);
 
-    if (level.first[level.groups] < step->cards)
-        return 0;
-    take_first(&level, 0, step->cards);
-    do {
-        if (search->left == 0)
-            return 0;
-        search->left--;
-        pick(&level, picks);
-        book(search, step, picks, -1);
-        int found = within(search) && place(search, depth + 1);
-
-        book(search, step, picks, 1);
-        if (found)
-            return 1;
-    } while (take_next(&level));
-    return 0;
+        if (cores > peaks[0])
+            peaks[0] = cores;
+        if (blocks > peaks[search->columns])
+            peaks[search->columns] = blocks;
+    }
 }
 
-/* The same for an init container under limits: only its peak is seen later. */
-static int place_init_within(struct search *search, int64_t depth)
+/* Try what a step may take, one choice after the other, with all that come after it; of an init container only its peak is seen
+ * by these. */
+static int place_step(struct search *search, int64_t depth)
 {
     int64_t number = search->order[depth], *picks = search->picks + search->at[number], columns = search->columns;
     int64_t *before = search->room + depth * ROOM(columns) + 3 * columns + 1;
     const struct vc_step *step = &search->steps[number];
 
-    free_beside_sidecars(search, step->sidecars_before);
+    if (step->init)
+        free_beside_sidecars(search, step->sidecars_before);
     struct level level = level_of(search, depth, step);
 
     if (level.first[level.groups] < step->cards)
@@ -339,20 +332,20 @@ static int place_init_within(struct search *search, int64_t depth)
             return 0;
         search->left--;
         pick(&level, picks);
-        free_beside_sidecars(search, step->sidecars_before);
-        for (int64_t each = 0; each < step->cards; each++) {
-            const struct vc_free *card = &search->cards[picks[each]];
-            int64_t cores = card->cores - search->then_cores[picks[each]] + step->cores;
-            int64_t blocks = card->blocks - search->then_blocks[picks[each]] + blocks_of(step, card);
-
-            if (cores > search->peaks[picks[each]])
-                search->peaks[picks[each]] = cores;
-            if (blocks > search->peaks[columns + picks[each]])
-                search->peaks[columns + picks[each]] = blocks;
+        if (step->init) {
+            free_beside_sidecars(search, step->sidecars_before);
+            raise_peaks(search, step, picks);
+        } else {
+            book(search, step, picks, -1);
         }
-        if (within(search) && place(search, depth + 1))
+        int found = within(search) && place(search, depth + 1);
+
+        if (step->init)
+            memcpy(search->peaks, before, 2 * (size_t)columns * sizeof *before);
+        else
+            book(search, step, picks, 1);
+        if (found)
             return 1;
-        memcpy(search->peaks, before, 2 * (size_t)columns * sizeof *before);
     } while (take_next(&level));
     return 0;
 }
@@ -360,10 +353,8 @@ static int place_init_within(struct search *search, int64_t depth)
 /* The steps from one on, and the init containers, which run one by one, once all others have cards. */
 static int place(struct search *search, int64_t depth)
 {
-    if (depth < search->standing)
+    if (depth < search->standing || (search->limits != NULL && depth < search->count))
         return place_step(search, depth);
-    if (search->limits != NULL)
-        return depth == search->count || place_init_within(search, depth);
     for (; depth < search->count; depth++)
         if (!place_init(search, search->order[depth]))
             return 0;
