@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import stat
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -24,24 +22,23 @@ from manager.container import response
 from manager.container.cdi import VERSION, mount_edits, node_edits, put
 from manager.container.driver_dir import DriverDir
 from manager.errors import Reason, Refusal
+from vcuda import plain_file
 from vcuda.driver.root import HostRoot
 from vcuda.spec.names import Names
 
 _CLASS = "claim"
 _NOT_BY_CDI = "LD_LIBRARY_PATH"
 _UNFINISHED_S = 60.0
-_LONGEST = 2**24  # bytes of a file that is read; none of ours comes near it
 
 log = logging.getLogger(__name__)
 
 
-def _content(path: Path) -> bytes | None:
-    """None where no file can be read: the folder is everybody's, and what is no regular file could block us."""
+def _content(path: Path) -> bytes:
+    """Nothing where no file can be read: the folder is everybody's."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            return file.read(_LONGEST + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+        return plain_file.read(path, links=False)
     except OSError:
-        return None
+        return b""
 
 
 class ClaimSpecs:
@@ -133,7 +130,7 @@ class ClaimSpecs:
     def _is_ours(self, path: Path) -> bool:
         """Whether it mounts regions of this daemon: another one, with other folders, may serve claims here, too."""
         try:
-            written = json.loads(_content(path) or b"")
+            written = json.loads(_content(path))
             mounts = [mount for device in written["devices"] for mount in device["containerEdits"]["mounts"]]
             return any(Path(mount["hostPath"]).is_relative_to(self._regions) for mount in mounts)
         except (OSError, ValueError, KeyError, TypeError):

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcuda import plain_file
 from vcuda.driver import companions, layout
 from vcuda.driver.companions import LOADER_COMPANIONS
 from vcuda.driver.layout import CUDA, LOADER_FOLDERS, NVML, SHIMS
 from vcuda.driver.root import HostRoot
 from vcuda.quoted import quoted
 from vcuda.region import LIMITS_NAME, USAGE_NAME
-from vcuda.runs import files
 from vcuda.runs.booking import Booking
 from vcuda.runs.driver import Driver
 from vcuda.runs.errors import RunError
@@ -35,7 +35,6 @@ _DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _DRIVER_PATH = "/usr/local/nvidia"
 _REGION_PATH = "/etc/vcuda"
 _NODES, _NODES_IF_ANY = ("nvidiactl", "nvidia-uvm"), ("nvidia-uvm-tools", "nvidia-modeset")
-_MOST_SPEC_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -200,11 +199,7 @@ def _sweep(folder: Path) -> None:
     """Remove descriptions whose booking is gone."""
     for path in folder.glob(f"{_CDI_PREFIX}*.json"):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            descriptor = files.open_file(str(path))
-            try:
-                spec = json.loads(files.read_bounded(descriptor, _MOST_SPEC_BYTES))
-            finally:
-                os.close(descriptor)
+            spec = json.loads(plain_file.read(path, links=False))
             entry = Path(spec["devices"][0]["containerEdits"]["hooks"][0]["args"][-1])
             if not entry.exists():
                 path.unlink()
