@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
@@ -20,6 +19,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.sync.api import ApiServer, Writer
 from scheduler_ext.sync.lanes import Lanes, Task
+from scheduler_ext.sync.late import LateWrites
 from scheduler_ext.sync.turns import Closed, Turns
 from vcuda.kube.errors import ApiError, KubeError
 from vcuda.logs import fields
@@ -32,7 +32,6 @@ _NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
 _AT_ONCE = 128
 _BEYOND = 256  # of those that take long: as many of slow namespaces, and so many more of who was not known to be
 _READS = 8  # the same of reads; each is a thread of the executor's
-_LOOK_SECONDS = 0.2
 _ENDS = "this extender ends, and had not begun to bind the pod"
 
 
@@ -59,7 +58,7 @@ class Binder:
         A member of an incomplete gang waits `gang_wait_seconds` for the others, which must be less than kube-scheduler
         waits for us. `late_seconds`: after it was begun a write without an answer may still be carried out.
         """
-        self._gang_wait, self._late_seconds = gang_wait_seconds, late_seconds
+        self._gang_wait = gang_wait_seconds
         self._api, self._engine, self._executor = api, engine, executor
         self._standby_reason = standby_reason
         self._writer = writer or Writer(api)
@@ -68,7 +67,7 @@ class Binder:
         self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
         self._late: set[asyncio.Task[Refused | None]] = set()
         self._closed = False
-        self._unanswered: dict[str, float] = {}  # by UID: until when a write may be carried out
+        self._unanswered = LateWrites(late_seconds, is_over=lambda uid: engine.bound_to(uid) is not None)
 
     async def bind(self, args: BindingArgs) -> Refused | None:
         """Bind a pod; None means that it is bound to the node. Equal calls at the same time share one write."""
@@ -147,22 +146,8 @@ class Binder:
         await self._writer.close()
 
     async def outlive(self) -> None:
-        """Wait until no write that failed without a word of its result can be carried out any more.
-
-        That it was not when we looked says nothing: the connection broke, and the API server goes on with what it has.
-        """
-        while (now := time.monotonic()) < max(map(self._may_be_carried_out, self._unanswered), default=now):
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    def _may_be_carried_out(self, uid: str) -> float:
-        """Until when on our clock."""
-        return -math.inf if self._engine.bound_to(uid) is not None else self._unanswered[uid]
-
-    def _remember(self, uid: str, sent: float) -> None:
-        now, ones = time.monotonic(), self._unanswered
-        while ones and ones[oldest := next(iter(ones))] <= now:
-            del ones[oldest]
-        ones[uid] = sent + self._late_seconds
+        """Wait until no write that failed without a word of its result can be carried out any more."""
+        await self._unanswered.outlive()
 
     async def _gang(self, uid: str) -> str | None:
         """Wait a little for the rest of the pod's gang. Returns why it must not be bound now, or None."""
@@ -291,7 +276,7 @@ class Binder:
                 self._engine.end_bind(args.uid, State.ASSUMED)
                 return Refused(ExtenderReason.BIND_FAILED, str(error))
         if not isinstance(error, ApiError) or error.status != _CONFLICT:
-            self._remember(args.uid, sent)
+            self._unanswered.add(args.uid, sent)
         problem = str(error) or type(error).__name__
         self._doubt(args, problem)
         if self._reading.take(args.namespace):  # else `settle` looks

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from vcuda.kube.errors import ApiError, KubeError
 
@@ -16,10 +17,16 @@ _SERVER_ERROR = 500  # from there on the API server, or who answers for it, does
 class LateWrites:
     """Writes by any threads; each may be carried out for `seconds` after it was begun."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds, self._clock = seconds, clock
+    def __init__(
+        self,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        is_over: Callable[[Any], bool] = lambda one: False,  # noqa: ARG005 - nobody knows
+    ) -> None:
+        """`is_over`: whether one that was added is known to have been carried out, or to be never."""
+        self._seconds, self._clock, self._is_over = seconds, clock, is_over
         self._lock = threading.Lock()
-        self._until: dict[object, float] = {}  # the one that was begun first is the first
+        self._until: dict[Hashable, float] = {}  # the one that was begun first is the first
         self._closed = False
 
     def write(self, work: Callable[[], object]) -> bool:
@@ -28,9 +35,7 @@ class LateWrites:
         with self._lock:
             if self._closed:
                 return False
-            while self._until and self._until[oldest := next(iter(self._until))] <= now:
-                del self._until[oldest]
-            self._until[one] = now + self._seconds
+            self._begin(one, now)
         try:
             work()
         except KubeError as error:
@@ -40,7 +45,17 @@ class LateWrites:
         self._told(one)
         return True
 
-    def _told(self, one: object) -> None:
+    def add(self, one: Hashable, began: float) -> None:
+        """One that failed without a word of its result."""
+        with self._lock:
+            self._begin(one, began)
+
+    def _begin(self, one: Hashable, now: float) -> None:
+        while self._until and self._until[oldest := next(iter(self._until))] <= now:
+            del self._until[oldest]
+        self._until[one] = now + self._seconds
+
+    def _told(self, one: Hashable) -> None:
         with self._lock:
             self._until.pop(one, None)
 
@@ -52,9 +67,13 @@ class LateWrites:
     def until(self) -> float:
         """When the last one is over that may be carried out, on the clock."""
         with self._lock:
-            return max(self._until.values(), default=-1.0)
+            left = list(self._until.items())
+        return max((until for one, until in left if not self._is_over(one)), default=-1.0)
 
     async def outlive(self) -> None:
-        """Wait until none can be carried out any more."""
+        """Wait until none can be carried out any more.
+
+        That one was not when we looked says nothing: the connection broke, and the API server goes on with what it has.
+        """
         while self._clock() < self.until():
             await asyncio.sleep(_LOOK_SECONDS)
