@@ -140,21 +140,17 @@ def _is_text(value: str) -> bool:
 def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Of two lines for one setting YAML would take the last, and nobody would know."""
+    from vcuda import plain_yaml
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen = set()
-            for key, _ in node.value:
-                name = str(getattr(key, "value", "")).replace("-", "_")
-                if name in seen:
-                    line = key.start_mark.line + 1
-                    raise InvalidSettings(f"line {line} of {path} sets {flag_of(name)} again; keep one of them")
-                seen.add(name)
-            return super().construct_mapping(node, deep)
+    class Loader(plain_yaml.Loader):
+        def spelling(self, name: str) -> str:
+            return name.replace("-", "_")
 
     try:
         data = yaml.load(plain_file.read(path).decode(), Loader)
+    except plain_yaml.Repeated as twice:
+        said = f"line {twice.line} of {path} sets {flag_of(twice.name)} again; keep one of them"
+        raise InvalidSettings(said) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"cannot read the settings file {path}: {error}") from None
     except yaml.YAMLError as error:

@@ -17,6 +17,7 @@ from scheduler_ext.scoring.reported import Amounts, Reported, blocks_of
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
 from scheduler_ext.state.pods import PodCache, Record, Source
+from vcuda import plain_yaml
 from vcuda.printable import told
 from vcuda.quoted import quoted
 from vcuda.spec.bookings import Use
@@ -48,19 +49,8 @@ class InvalidQuotas(ValueError):
         super().__init__(told(message))
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 0200 for 128, 1:40 for 100, and of two values for one name the last: nobody means that."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            name = getattr(key, "value", None)
-            if isinstance(name, str):
-                if name in seen:
-                    line = key.start_mark.line + 1
-                    raise InvalidQuotas(f"line {line} of {KEY} gives {quoted(name, 40)} again; keep one of them")
-                seen.add(name)
-        return super().construct_mapping(node, deep)
+class _Loader(plain_yaml.Loader):
+    """YAML 1.1 takes 0200 for 128 and 1:40 for 100: nobody means that."""
 
     def construct_plain_int(self, node: yaml.ScalarNode) -> int:
         text = str(node.value)
@@ -151,6 +141,9 @@ def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
         entries = yaml.load(text, _Loader)
     except InvalidQuotas:
         raise
+    except plain_yaml.Repeated as twice:
+        said = f"line {twice.line} of {KEY} gives {quoted(twice.name, 40)} again; keep one of them"
+        raise InvalidQuotas(said) from None
     except (yaml.YAMLError, ValueError) as error:  # a date that is none is the latter
         raise InvalidQuotas(f"{KEY} is not YAML: {str(error).splitlines()[0]:.100}") from None
     except RecursionError:
