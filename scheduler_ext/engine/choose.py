@@ -109,6 +109,20 @@ class Chooser:
                 return Reason.UNKNOWN_CARD, f"card {uuid} is no longer on node {record.node}"
             if not cards[columns[uuid]].healthy:
                 return Reason.UNHEALTHY_CARD, f"card {uuid} on node {record.node} has become unhealthy"
+        if self._overbooked(record, row) is None:
+            return None
+        with self.passing(record.uid, record.priority):
+            return self._overbooked(record, row)
+
+    def _overbooked(self, record: Record, row: int) -> tuple[AnyReason, str] | None:
+        cluster, columns = self._cache.cluster, self._cache.cluster.columns(row)
+        for uuid in record.usage.cards:
+            for free, reason in (
+                (cluster.free_cores, Reason.INSUFFICIENT_CORES),
+                (cluster.free_blocks, Reason.INSUFFICIENT_MEMORY),
+            ):
+                if free[row, columns[uuid]] < 0:
+                    return reason, f"more of card {uuid} on node {record.node} is booked meanwhile than it has"
         return None
 
     def passing(self, uid: str, priority: int) -> AbstractContextManager[None]:

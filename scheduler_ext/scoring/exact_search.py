@@ -19,6 +19,7 @@ MOST_IN_ALL = 20_000  # for all that one request looks at while others wait: abo
 MOST_AHEAD = 100_000  # for a pass over all nodes between other requests: about 10 ms
 
 Card = tuple[int, int, int]  # free cores, free blocks, all blocks; an unusable card has none of any
+_Case = tuple[Shape, tuple[Card, ...]]  # one pass may look for several shapes: a gang's
 
 
 class Limits(NamedTuple):
@@ -36,12 +37,12 @@ NO_LIMIT = 2**62
 
 
 class Budget:
-    """How many choices may still be tried in one pass, and what was found on nodes that were alike."""
+    """How many choices may still be tried in one pass, and what was found for each shape on nodes that were alike."""
 
     def __init__(self, left: int = MOST_IN_ALL) -> None:
         self.left = left
-        self.found: dict[tuple[Card, ...], list[int] | None] = {}
-        self.cut: set[tuple[Card, ...]] = set()  # where it was over before a node's own bound: nothing is known there
+        self.found: dict[_Case, list[int] | None] = {}
+        self.cut: set[_Case] = set()  # where it was over before a node's own bound: nothing is known there
 
 
 def search(shape: Shape, cards: Sequence[Card], budget: Budget) -> tuple[list[int] | None, bool]:
@@ -52,10 +53,11 @@ def search(shape: Shape, cards: Sequence[Card], budget: Budget) -> tuple[list[in
     """
     order = sorted(range(len(cards)), key=lambda column: cards[column])
     alike = tuple(cards[column] for column in order)
-    if alike not in budget.found:
-        budget.found[alike] = _search(shape, alike, budget)
-    picks = budget.found[alike]
-    return None if picks is None else [order[pick] for pick in picks], alike not in budget.cut
+    case = shape, alike
+    if case not in budget.found:
+        budget.found[case] = _search(shape, alike, budget)
+    picks = budget.found[case]
+    return None if picks is None else [order[pick] for pick in picks], case not in budget.cut
 
 
 @functools.lru_cache(maxsize=64)
@@ -67,7 +69,7 @@ def _steps(shape: Shape) -> Any:
 def search_within(shape: Shape, cards: Sequence[Card], limits: Limits, budget: Budget) -> tuple[list[int] | None, bool]:
     """The same where what the pod books is limited, too. Remembers nothing."""
     found = _search(shape, cards, budget, limits)
-    return found, tuple(cards) not in budget.cut
+    return found, (shape, tuple(cards)) not in budget.cut
 
 
 def _search(shape: Shape, cards: Sequence[Card], budget: Budget, limits: Limits | None = None) -> list[int] | None:
@@ -83,7 +85,7 @@ def _search(shape: Shape, cards: Sequence[Card], budget: Budget, limits: Limits 
         raise MemoryError("no memory to look for cards in")
     budget.left -= spent - left[0]
     if not found and left[0] <= 0 and spent < MOST_STEPS:
-        budget.cut.add(tuple(cards))
+        budget.cut.add((shape, tuple(cards)))
     return list(picks) if found else None
 
 

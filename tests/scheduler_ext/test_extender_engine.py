@@ -14,7 +14,8 @@ from scheduler_ext.engine.bindings import AlreadyBound, Refused, Write
 from scheduler_ext.planning.explain import explanation
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES, ExtenderArgs, filter_answer
 from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
-from scheduler_ext.state.pods import State
+from scheduler_ext.state.cluster import Usage
+from scheduler_ext.state.pods import Record, State
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, cards, codes, node, plain_pod, pod
 from vcuda.spec import placement
@@ -46,6 +47,30 @@ def test_a_bound_pod_does_not_expire_and_is_not_moved() -> None:
     refused = engine.filter(one, ["b"]).refusal
     assert refused is not None and refused[0] is ExtenderReason.OTHER_NODE
     assert isinstance(engine.begin_bind("u", "a"), AlreadyBound)
+
+
+def test_a_card_of_which_others_have_had_more_since_is_not_bound() -> None:
+    """Whatever chose it: who is bound beyond a card's own is refused by the node, or shares what is promised to one."""
+    for others, reason in (((80, 10), Reason.INSUFFICIENT_CORES), ((10, 35), Reason.INSUFFICIENT_MEMORY)):
+        engine, _ = engine_with(node("a", cards("a", 1)))
+        one = pod("p", 30, 10, uid="u")
+        assert engine.filter(one, ["a"]).chosen == "a"
+        engine.cache.cluster.book("others", "a", Usage({"GPU-a-0": others}))
+        refused = engine.begin_bind("u", "a")
+        assert isinstance(refused, Refused) and refused.reason is reason and "GPU-a-0" in refused.message
+        engine.cache.cluster.release("others", "a")
+        assert free(engine) == 100, "nothing stays booked for it"
+
+
+def test_who_passes_a_nominated_pod_of_lower_priority_is_bound_over_what_is_kept_for_it() -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    engine.cache.pods.put(
+        Record("low", "default", "low", "a", Usage({"GPU-a-0": (80, 10)}), State.NOMINATED, engine.cache.clock())
+    )
+    one = pod("p", 30, 10, uid="u")
+    one["spec"]["priority"] = 5
+    assert engine.filter(one, ["a"]).chosen == "a" and engine.cache.cluster.free_cores[0, 0] == -10
+    assert isinstance(engine.begin_bind("u", "a"), Write)
 
 
 def test_filtering_again_replaces_the_assumption() -> None:

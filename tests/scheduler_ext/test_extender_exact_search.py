@@ -237,3 +237,25 @@ def test_a_heavy_pod_that_its_owner_edits_holds_up_no_watch() -> None:
         engine.score_next(0)
     assert not engine.cache.scores.knows(engine.cache.asked(heavy)[1])
     assert engine.cache.scores.knows(engine.cache.asked(light)[1])
+
+
+def test_what_was_found_for_one_pod_is_not_given_to_another_of_the_same_pass() -> None:
+    """A gang's members share a pass: one got another one's cards, 130 cores and 44 of 40 blocks of one of them."""
+    shapes = [
+        Shape(tuple(Step(cores, 4, 1, cores == 100, False, 0) for cores in wanted), Policy.SPREAD)
+        for wanted in ((60, 50, 50), (30, 30, 100), (30, 30, 30, 100))
+    ]
+    two, one, budget = [(60, 36, BLOCKS), (100, 40, BLOCKS)], [(100, 40, BLOCKS)], exact_search.Budget()
+    for free in (two, one):
+        for shape in shapes:
+            assert exact_search.search(shape, free, budget) == exact_search.search(shape, free, exact_search.Budget())
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_what_was_not_known_of_one_pod_says_nothing_of_another(left: int) -> None:
+    deep = Shape(tuple(Step(40 + at, 4, 1, False, False, 0) for at in range(8)), Policy.SPREAD)
+    plain, free = Shape((Step(100, 4, 1, True, False, 0),) * 2, Policy.SPREAD), [(100, 40, BLOCKS)] * 5
+    budget = exact_search.Budget(left)
+    assert not exact_search.search(deep, free, budget)[1]
+    budget.left = exact_search.MOST_IN_ALL
+    assert exact_search.search(plain, free, budget) == exact_search.search(plain, free, exact_search.Budget())
