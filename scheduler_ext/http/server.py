@@ -16,7 +16,8 @@ from scheduler_ext.http import exchange
 from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.door import PlainDoor, TlsDoor
 from scheduler_ext.http.exchange import Application
-from scheduler_ext.http.http1 import Connection, Head
+from scheduler_ext.http.http1.connection import Connection
+from scheduler_ext.http.http1.heads import Head
 from scheduler_ext.http.http2.connection import Http2Connection
 from scheduler_ext.http.room import Room
 from scheduler_ext.http.strangers import UNREAD_BYTES, Strangers

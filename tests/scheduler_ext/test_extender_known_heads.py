@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from scheduler_ext.http.exchange import Answer, Request
-from scheduler_ext.http.http1 import Connection
+from scheduler_ext.http.http1.connection import Connection
 from scheduler_ext.http.room import Room
 from scheduler_ext.http.server import Server
 

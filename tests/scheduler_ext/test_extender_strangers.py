@@ -19,9 +19,10 @@ import pytest
 
 from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.http import door as doors
-from scheduler_ext.http import exchange, http1
+from scheduler_ext.http import exchange
 from scheduler_ext.http import server as servers
 from scheduler_ext.http.certificate import ServerCertificate
+from scheduler_ext.http.http1 import connection
 from scheduler_ext.main import main
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_writing import certificate
@@ -254,7 +255,7 @@ def test_all_descriptors_that_are_allowed_are_used() -> None:
 
 def test_bodies_in_flight_are_bounded(api: FakeApi, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty of 31 MiB took 885 MB."""
-    monkeypatch.setattr(http1, "_ROOM_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "_ROOM_SECONDS", 0.2)
     extender = start(body_bytes=1000)
     held = []
     for _ in range(4):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from typing import Any, Protocol
 
@@ -14,11 +13,11 @@ from scheduler_ext.http.http2.allowance import Allowance
 from scheduler_ext.http.http2.frames import Broken
 from scheduler_ext.http.http2.heads import Head, Heads
 from scheduler_ext.http.http2.sending import Sending
-from scheduler_ext.http.http2.streams import NEVER, Stream, Streams
+from scheduler_ext.http.http2.streams import Stream, Streams
+from scheduler_ext.http.http2.times import NEVER, Times
 from scheduler_ext.http.room import Part
 
 _OUR_WINDOW = 32 << 20  # of all bodies of a connection that we have not taken in; we take in all at once
-_MOST_SETTINGS = 32  # in one frame
 
 
 class Server(Protocol):
@@ -53,9 +52,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._taken = 0  # bytes of bodies of which the peer does not know that we have taken them in
         self._leaving = self._closed = False
         self._reads = True
-        self._partial_until = self._head_until = self._unread_until = NEVER
-        self._idle_until = 0.0
-        self.until = 0.0  # the monotonic time when `late` is called
+        self._times = Times()
+
+    @property
+    def until(self) -> float:
+        """The monotonic time when `late` is called."""
+        return self._times.until
 
     # --- the transport's side ---
 
@@ -63,7 +65,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._transport = transport
         self._sending.begin(transport)
         self._server.connections.add(self)
-        self._partial_until = self._idle_until = self.until = time.monotonic() + exchange.SILENT_SECONDS
         window = min(max(self._application.body_bytes, frames.FIRST_WINDOW), frames.MOST_WINDOW)
         ours = {frames.SET_STREAMS: streams.MOST, frames.SET_WINDOW: window, frames.SET_LIST: heads.MOST_BYTES}
         self._transport.write(frames.settings(ours) + frames.window(_OUR_WINDOW - frames.FIRST_WINDOW))
@@ -71,7 +72,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
         self._server.connections.discard(self)
         self._let_go()
-        self._transport, self.until = None, NEVER
+        self._transport, self._times.until = None, NEVER
 
     def _let_go(self) -> None:
         """Of all that is kept for the peer: we and the transport refer to each other, and may stay for long."""
@@ -97,17 +98,16 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._sending.full = True
-        self._unread_until = time.monotonic() + exchange.UNREAD_SECONDS
-        self.until = min(self.until, self._unread_until)
+        self._times.expect_reader()
         self._pace()
 
     def resume_writing(self) -> None:
         self._sending.full = False
         if self._closed:
             return
-        self._unread_until = NEVER
-        if self._partial_until != NEVER:  # we did not read either
-            self._expect(True)
+        self._times.unread = NEVER
+        if self._times.partial != NEVER:  # we did not read either
+            self._times.expect(True)
         self._pace()
         self._send_more()
         if not self._turn:
@@ -169,9 +169,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._behind or not self._reads:
             self._pace()
         if self._rest or self._heads.part is not None or not self._began:
-            self._expect(bool(count))
+            self._times.expect(bool(count))
         else:
-            self._partial_until = NEVER
+            self._times.partial = NEVER
         if self._streams.ready and not self._turn:
             self._go_on()
 
@@ -192,12 +192,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         if not self._closed:
             self._take(self._rest)
 
-    def _expect(self, came: bool) -> None:
-        """What is here in part has to be here in time."""
-        if came or self._partial_until == NEVER:
-            self._partial_until = time.monotonic() + exchange.HEAD_SECONDS
-            self.until = min(self.until, self._partial_until)
-
     def _take_whole(self, number: int, head: Head, data: bytes, at: int, end: int) -> int:
         """Take in a request that is all here, its body from `at` on: nothing waits for time or room.
 
@@ -210,43 +204,25 @@ class Http2Connection(asyncio.BufferedProtocol):
             return 0
         if head.continues or not there.has_place_for(head):
             return 0
-        chunks: list[bytes] = []
-        left, flags = head.size, 0
-        while not flags:
-            if end - at < frames.HEAD_BYTES:
-                return 0
-            high, low, kind, flags, other = frames.HEAD.unpack_from(data, at)
-            start = at + frames.HEAD_BYTES
-            at = start + (high << 16 | low)
-            left -= at - start
-            if (
-                kind != frames.DATA
-                or flags > frames.END_STREAM
-                or other != number
-                or at > end
-                or left < 0
-                or at - start > frames.MOST_BYTES
-                or (at - start < frames.LEAST_PART and not flags)
-            ):
-                return 0
-            chunks.append(data[start:at])
-        if left:
+        body = frames.whole_body(data, at, end, number, head.size)
+        if body is None:
             return 0
+        parts, after = body
         self._allowance.bear()
         if not self._room.take_now(head.size):
             return 0
         there.last = number
-        self._allowance.work += allowance.FRAME * len(chunks) + (head.size >> 12)
+        self._allowance.work += allowance.FRAME * len(parts) + (head.size >> 12)
         self._count(head.size)
         stream = there.keep(Stream(number, head, self._sending.each))
         stream.ended, stream.held = True, head.size
         refused = self._application.refuse(head.method, head.path, self._client)
         if refused is None:
-            stream.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            stream.body = parts[0] if len(parts) == 1 else b"".join(parts)
             there.ready[number] = stream
         else:
             self._answer(stream, refused)
-        return at
+        return after
 
     def _count(self, size: int) -> None:
         """The peer may send as much more as we have taken in."""
@@ -272,7 +248,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         elif kind == frames.CONTINUATION:
             whole = self._heads.go_on(flags, data[start:end])
             if whole is not None:
-                self._head_until = NEVER
+                self._times.head = NEVER
                 self._take_head(*whole)
         elif kind == frames.SETTINGS:
             self._take_settings(number, flags, data[start:end])
@@ -305,8 +281,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._take_head(number, ends, data[start:end])
         else:
             self._heads.begin(number, ends, data[start:end])
-            self._head_until = time.monotonic() + exchange.HEAD_SECONDS
-            self.until = min(self.until, self._head_until)
+            self._times.expect_head()
 
     def _take_head(self, number: int, ends: bool, block: bytes) -> None:
         there = self._streams
@@ -370,8 +345,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._end_request(stream)
         else:
             there.bodies.add(stream)
-            stream.until = time.monotonic() + application.body_seconds
-            self.until = min(self.until, stream.until)
+            stream.until = self._times.by(time.monotonic() + application.body_seconds)
             if head.continues:
                 self._transport.write(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.number, heads.CONTINUE))
 
@@ -434,23 +408,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             raise Broken(frames.PROTOCOL_ERROR if number else frames.FRAME_SIZE_ERROR, "these are no settings")
         if flags & frames.ACK:
             return
-        if len(payload) > 6 * _MOST_SETTINGS:
-            raise Broken(frames.ENHANCE_YOUR_CALM, f"more than {_MOST_SETTINGS} settings at once")
+        self._sending.take_settings(payload, self._streams.live.values())
         self._greeted = True
-        each = self._sending.each
-        for name, value in struct.iter_unpack(">HI", payload):
-            if name == frames.SET_WINDOW:
-                if value > frames.MOST_WINDOW:
-                    raise Broken(frames.FLOW_CONTROL_ERROR, "no such window")
-                each = value
-            elif name == frames.SET_FRAME:
-                self._sending.take_frame_size(value)
-            elif name == frames.SET_PUSH and value > 1:
-                raise Broken(frames.PROTOCOL_ERROR, "no such setting")
-        self._allowance.work += len(payload) >> 2
-        if each != self._sending.each:
-            self._allowance.work += len(self._streams.live) >> 1
-            self._sending.take_window(each, self._streams.live.values())
         self._transport.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
 
     def _take_reset(self, number: int, size: int) -> None:
@@ -473,9 +432,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         ready = self._streams.ready
         if self._sending.full or self._sending.blocked:
             if ready:  # what waits behind an answer that is not read has as long as a body may take to come
-                until = time.monotonic() + self._application.body_seconds
-                self._streams.await_turns(until)
-                self.until = min(self.until, until)
+                self._streams.await_turns(self._times.by(time.monotonic() + self._application.body_seconds))
             return
         if ready:
             self._begin(ready.pop(next(iter(ready))))
@@ -518,7 +475,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                     self._rest_idle()
                 return
         else:
-            self.until = min(self.until, sending.begin_with(stream, fields, body))
+            self._times.by(sending.begin_with(stream, fields, body))
             self._send_more()
             return
         self._answered(stream)
@@ -552,8 +509,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._leaving:
             self._close()
         else:
-            self._idle_until = time.monotonic() + exchange.IDLE_SECONDS
-            self.until = min(self._idle_until, self._partial_until, self._head_until, self._unread_until)
+            self._times.rest_idle()
 
     def _drop(self, stream: Stream, code: int) -> None:
         self._reset(stream.number, code)
@@ -582,27 +538,29 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._closed:
             return
         self._let_go()
-        self.until = time.monotonic() + exchange.END_SECONDS  # for a peer that does not read the last of it
+        self._times.until = time.monotonic() + exchange.END_SECONDS  # for a peer that does not read the last of it
         self._transport.close()
 
     def late(self) -> None:
         """The time for what the peer was to do is over."""
-        now = time.monotonic()
-        if self._closed or self._unread_until <= now:
+        now, times = time.monotonic(), self._times
+        if self._closed or times.unread <= now:
             self.abort()
             return
         self._end_what_is_late(now)
         if self._closed:
             return
-        if self._reads and min(self._partial_until, self._head_until) <= now:
+        if self._reads and min(times.partial, times.head) <= now:
             self._break(Broken(frames.ENHANCE_YOUR_CALM, "this took too long"))
-        elif not self._streams.live and self._idle_until <= now:
+        elif not self._streams.live and times.idle <= now:
             self._leave()
             self._close()
         else:
             if self._streams.ready and not self._turn:
                 self._go_on()
-            self._look_again(now)
+            kept = (self._streams.bodies, self._sending.blocked.values(), self._streams.ready.values())
+            first = min((stream.until for some in kept for stream in some), default=NEVER)
+            times.look_again(not self._streams.live, 0 if self._reads else now + 1, first)
 
     def _end_what_is_late(self, now: float) -> None:
         sending = self._sending
@@ -616,15 +574,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         for stream in list(self._streams.ready.values()) if sending.full or sending.blocked else ():
             if stream.until <= now and not self._closed:  # nothing was done of it
                 self._drop(stream, frames.REFUSED_STREAM)
-
-    def _look_again(self, now: float) -> None:
-        idle = NEVER if self._streams.live else self._idle_until
-        partial = min(self._partial_until, self._head_until)
-        if not self._reads:
-            partial = max(partial, now + 1)
-        kept = (self._streams.bodies, self._sending.blocked.values(), self._streams.ready.values())
-        waits = (stream.until for some in kept for stream in some)
-        self.until = min(partial, self._unread_until, idle, min(waits, default=NEVER))
 
     def finish(self) -> None:
         """The server ends: close at once if nothing is being answered."""

@@ -50,6 +50,34 @@ def farewell(last: int, code: int = NO_ERROR, why: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, struct.pack(">II", last, code) + why.encode()[:100])
 
 
+def whole_body(data: bytes, at: int, end: int, number: int, size: int) -> tuple[list[bytes], int] | None:
+    """The parts of a body of `size` bytes whose frames begin at `at`, and where the last one ends.
+
+    None unless all are here, one behind the other, plain and no crumbs.
+    """
+    parts: list[bytes] = []
+    flags = 0
+    while not flags:
+        if end - at < HEAD_BYTES:
+            return None
+        high, low, kind, flags, other = HEAD.unpack_from(data, at)
+        start = at + HEAD_BYTES
+        at = start + (high << 16 | low)
+        size -= at - start
+        if (
+            kind != DATA
+            or flags > END_STREAM
+            or other != number
+            or at > end
+            or size < 0
+            or at - start > MOST_BYTES
+            or (at - start < LEAST_PART and not flags)
+        ):
+            return None
+        parts.append(data[start:at])
+    return None if size else (parts, at)
+
+
 def within(flags: int, data: bytes, start: int, end: int) -> tuple[int, int]:
     """Where what counts of a payload begins and ends."""
     padding = 0

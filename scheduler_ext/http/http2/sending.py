@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from scheduler_ext.http import exchange
 from scheduler_ext.http.http2 import frames
 from scheduler_ext.http.http2.allowance import Allowance
+from scheduler_ext.http.http2.frames import Broken
 from scheduler_ext.http.http2.streams import Stream
 
 _LEAST_READ = 1 << 18  # bytes of answers in a second, beside the time that each may be unread
 _MOST_AT_ONCE = 1 << 18
+_MOST_SETTINGS = 32  # in one frame
 
 
 class Sending:
@@ -39,21 +42,34 @@ class Sending:
         """The window of all."""
         if more == 0 or self.window + more > frames.MOST_WINDOW:
             code = frames.FLOW_CONTROL_ERROR if more else frames.PROTOCOL_ERROR
-            raise frames.Broken(code, "no such window")
+            raise Broken(code, "no such window")
         self.window += more
         self.more = True
 
-    def take_frame_size(self, size: int) -> None:
-        if not frames.MOST_BYTES <= size < 1 << 24:
-            raise frames.Broken(frames.PROTOCOL_ERROR, "no such length of frames")
-        self._most_frame = size
-
-    def take_window(self, each: int, live: Iterable[Stream]) -> None:
-        """Of each stream, those there are included."""
+    def take_settings(self, payload: bytes, live: Collection[Stream]) -> None:
+        """The window of each stream, of those that are `live` too, and how long frames may be."""
+        if len(payload) > 6 * _MOST_SETTINGS:
+            raise Broken(frames.ENHANCE_YOUR_CALM, f"more than {_MOST_SETTINGS} settings at once")
+        each = self.each
+        for name, value in struct.iter_unpack(">HI", payload):
+            if name == frames.SET_WINDOW:
+                if value > frames.MOST_WINDOW:
+                    raise Broken(frames.FLOW_CONTROL_ERROR, "no such window")
+                each = value
+            elif name == frames.SET_FRAME:
+                if not frames.MOST_BYTES <= value < 1 << 24:
+                    raise Broken(frames.PROTOCOL_ERROR, "no such length of frames")
+                self._most_frame = value
+            elif name == frames.SET_PUSH and value > 1:
+                raise Broken(frames.PROTOCOL_ERROR, "no such setting")
+        self._allowance.work += len(payload) >> 2
+        if each == self.each:
+            return
+        self._allowance.work += len(live) >> 1
         for stream in live:
             stream.window += each - self.each
             if stream.window > frames.MOST_WINDOW:
-                raise frames.Broken(frames.FLOW_CONTROL_ERROR, "no such window")
+                raise Broken(frames.FLOW_CONTROL_ERROR, "no such window")
         self.each = each
         self.more = True
 

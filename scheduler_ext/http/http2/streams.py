@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 from scheduler_ext.http.http2.heads import Head
+from scheduler_ext.http.http2.times import NEVER
 from scheduler_ext.http.room import Part
 
 MOST = 100  # requests at once
 MOST_GIVEN_UP = 400  # that are carried out though nobody wants the answer: as many in 8 s of who waits for 2
 _MOST_HEAD_BYTES = 64 * 1024  # of all that wait
-NEVER = float("inf")
 
 
 class Stream:

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import functools
 import socket
 import time
 import urllib.parse
 from collections.abc import Callable
-from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import httptools
 
 from scheduler_ext.http import answering, exchange
 from scheduler_ext.http.certificate import HTTP_2
 from scheduler_ext.http.exchange import Answer, Application, Request, error
+from scheduler_ext.http.http1 import heads
+from scheduler_ext.http.http1.heads import Head
 from scheduler_ext.http.http2.connection import Http2Connection, send_away
 from scheduler_ext.http.room import Room
 from scheduler_ext.http.strangers import UNREAD_BYTES, Sips, Strangers
 
-_LONGEST_KNOWN, _MOST_KNOWN = 1024, 256  # bytes of a head that is kept with its meaning, and how many are
 _HEAD_PART = 512  # bytes of heads that are parsed at once: 28 requests at most
 _MOST_UNREAD = 4 << 20  # bytes that the kernel keeps for us of who has a certificate, if it may
 _ROOM_SECONDS = 5.0  # that a body may wait for room
@@ -41,41 +40,12 @@ class Server(Protocol):
     heads: dict[bytes, Head]
 
 
-class Head(NamedTuple):
-    """What a head meant to the parser, of a request after which the connection is for more."""
-
-    method: str
-    path: str
-    query: str
-    size: int
-    gzip: bool
-
-
 def common_name(transport: asyncio.BaseTransport) -> str | None:
     """The common name in the client's verified certificate, "" if it has none; None without a certificate."""
     certificate = transport.get_extra_info("peercert")
     if not certificate:
         return None
     return next((value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"), "")
-
-
-@functools.lru_cache(maxsize=64)
-def _opening(status: int, kind: str, close: bool, more: bytes) -> bytes:
-    phrase = HTTPStatus(status).phrase
-    ends = "connection: close\r\n" if close else ""
-    return f"HTTP/1.1 {status} {phrase}\r\ncontent-type: {kind}\r\n{ends}".encode() + more
-
-
-@functools.lru_cache(maxsize=1)
-def _date(second: int) -> bytes:
-    return b"date: %b\r\n" % exchange.date(second)
-
-
-def _ends_once(head: bytes) -> bool:
-    """Whether a parser sees the head end where it ends, and nowhere before; and learns from it how long the body is."""
-    lines = head.count(b"\r\n")
-    plain = head[:1].isalpha() and head.count(b"\n") == head.count(b"\r") == lines
-    return plain and b"transfer-encoding" not in head.lower()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -290,13 +260,12 @@ class Connection(asyncio.BufferedProtocol):
         What the parser made of those bytes then, it would make of them now.
         """
         if not self._left:
-            start = bytes(data[:_LONGEST_KNOWN])
-            end = start.find(b"\r\n\r\n") + 4
-            self._raw_head = start[:end] if end >= 4 else b""
+            self._raw_head = heads.whole_at(data)
             known = self._server.heads.get(self._raw_head)
             if known is None:
                 self._between = False
                 return self._parsed(data)
+            end = len(self._raw_head)
             if len(data) >= end + known.size and not self._waits:
                 # One that is begun at once needs no room.
                 idle = self._task is None and not (self._ready or self._full)
@@ -462,11 +431,9 @@ class Connection(asyncio.BufferedProtocol):
         self._between = self._keep = self._parser.should_keep_alive()
         head, self._raw_head = self._raw_head, b""
         plain = self._keep and not (self._deaf or self._continues or self._token or self._method in exchange.BODILESS)
-        if plain and self._size and self._received == self._size and _ends_once(head):
-            if len(self._server.heads) >= _MOST_KNOWN:
-                self._server.heads.clear()
-            found = Head(self._method, self._path, self._query, self._size, self._gzip)
-            self._server.heads[head] = found
+        if plain and self._size and self._received == self._size:
+            meaning = Head(self._method, self._path, self._query, self._size, self._gzip)
+            heads.learn(self._server.heads, head, meaning)
         self._take_request()
 
     def _take_request(self) -> None:
@@ -546,10 +513,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send(self, answer: Answer, keep: bool = True) -> None:
         close = answer.close or not keep or self._server.ending
-        head = b"%b%bcontent-length: %d\r\n\r\n" % (
-            _opening(answer.status, answer.kind, close, answer.headers), _date(int(time.time())), len(answer.body)
-        )  # fmt: skip
-        self._transport.write(head + answer.body)
+        self._transport.write(heads.of_answer(answer, close=close) + answer.body)
         if close:
             self._close()
         elif not self._full and not self._amid():
