@@ -145,11 +145,19 @@ class TlsDoor:
             self._told = False
             one.setblocking(False)
             newcomer = Newcomer(one, str(address[0]))
+            try:
+                come = newcomer.has_come()  # mostly it has, and is none of the silent ones for a moment
+            except OSError:
+                one.close()
+                continue
+            if come:
+                self._line_up(newcomer)
+                continue
             self._silent[newcomer] = None
             self._silent_by_peer.add(newcomer)
             asyncio.get_running_loop().add_reader(one, self._listen_to, newcomer)
             if len(self._silent) > MOST:
-                self._send_away(self._silent_by_peer.oldest_of_most())
+                self._send_away(self._silent_by_peer.oldest_of_many() or next(iter(self._silent)))
         self._let_in()
 
     def _listen_to(self, newcomer: Newcomer) -> None:
@@ -165,12 +173,17 @@ class TlsDoor:
             self._send_away(newcomer)
             return
         self._forget_silent(newcomer)
+        self._line_up(newcomer)
+        self._let_in()
+
+    def _line_up(self, newcomer: Newcomer) -> None:
         self._waiting[newcomer] = None
         newcomer.rank = self._repute.rank(newcomer.peer)
         self._line.add(newcomer)
         if len(self._waiting) > MOST:
-            self._send_away(max(self._line.oldest_of_most(), key=lambda one: self._line.count(one.peer)))
-        self._let_in()
+            crowded = self._line.crowded()
+            oldest = self._line.oldest_of_many() or next(one for one in self._waiting if one.rank == crowded)
+            self._send_away(oldest)
 
     def _listen_again(self, newcomer: Newcomer) -> None:
         if newcomer in self._silent:

@@ -80,6 +80,14 @@ class Ranked(Generic[_One]):
         """Of each rank, the worst first, the oldest of the address that has the most."""
         return (by.oldest_of_most() for by in reversed(self._of) if by)
 
+    def oldest_of_many(self) -> _One | None:
+        """The oldest of an address that has many, of the worst rank that has such."""
+        return next(filter(None, (by.oldest_of_many() for by in reversed(self._of))), None)
+
+    def crowded(self) -> int:
+        """The rank of which there are the most, of equals the worst."""
+        return max((BAD, UNKNOWN, GOOD), key=self._sizes.__getitem__)
+
     def comes_before(self, other: _One, among: Ranked[_One]) -> bool:
         """Whether somebody here has a better claim to the place of `other`."""
         most = among.count(other.peer)

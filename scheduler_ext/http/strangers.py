@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 MOST = 1000  # connections; the oldest of the address that has the most make room …
-_MANY_PARTS = 10  # … if it has more than such a part of them, else whoever has asked nothing for the longest time
+_MANY = MOST // 10  # … if it has more than so many, else whoever has asked nothing for the longest time
 UNREAD_BYTES = 32 * 1024  # of each that the kernel keeps for us, and the TLS layer as many again
 _PART, _AHEAD = 0.25, 0.002  # of the time; seconds at once, which is how long others wait
 _READ = 30e-6  # seconds: a read costs that before we see it
@@ -45,12 +45,16 @@ class ByPeer(Generic[_One]):
 
     def __init__(self) -> None:
         self._all: dict[str, dict[_One, None]] = {}  # each address's oldest first
+        self._many = set[str]()  # addresses that have many
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
     def add(self, connection: _One) -> None:
-        self._all.setdefault(connection.peer, {})[connection] = None
+        its = self._all.setdefault(connection.peer, {})
+        its[connection] = None
+        if len(its) > _MANY:
+            self._many.add(connection.peer)
 
     def discard(self, connection: _One) -> bool:
         """Whether it was there."""
@@ -58,6 +62,8 @@ class ByPeer(Generic[_One]):
         if connection not in its:
             return False
         del its[connection]
+        if len(its) <= _MANY:
+            self._many.discard(connection.peer)
         if not its:
             del self._all[connection.peer]
         return True
@@ -67,6 +73,8 @@ class ByPeer(Generic[_One]):
         peer, its = next(iter(self._all.items()))
         first = next(iter(its))
         del self._all[peer], its[first]
+        if len(its) <= _MANY:
+            self._many.discard(peer)
         if its:
             self._all[peer] = its
         return first
@@ -81,7 +89,14 @@ class ByPeer(Generic[_One]):
 
     def oldest_of_most(self) -> _One:
         """The oldest of the address that has the most."""
-        most = max(self._all, key=lambda peer: len(self._all[peer]))
+        return self._oldest_of_most(self._all)
+
+    def oldest_of_many(self) -> _One | None:
+        """The same, if that has many."""
+        return self._oldest_of_most(self._many) if self._many else None
+
+    def _oldest_of_most(self, peers: Iterable[str]) -> _One:
+        most = max(peers, key=lambda peer: len(self._all[peer]))
         return next(iter(self._all[most]))
 
 
@@ -139,9 +154,7 @@ class Strangers:
         self._connections.add(connection)
         self._latest[connection] = None
         if len(self._latest) > MOST:
-            oldest = self._connections.oldest_of_most()
-            if self._connections.count(oldest.peer) <= MOST // _MANY_PARTS:
-                oldest = next(iter(self._latest))
+            oldest = self._connections.oldest_of_many() or next(iter(self._latest))
             self.leave(oldest)
             oldest.abort()
 

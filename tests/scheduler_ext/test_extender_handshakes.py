@@ -134,6 +134,33 @@ def test_who_has_not_sent_a_whole_client_hello_keeps_nobody_from_a_handshake(tmp
     serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
 
 
+@pytest.mark.parametrize("data", [b"", None], ids=["silent", "whole ClientHellos"])
+def test_an_address_with_some_at_once_makes_no_room_for_many_that_have_one_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes | None
+) -> None:
+    """Of ten new connections of kube-scheduler nine were ended at once beside 1,010 addresses that said nothing."""
+    monkeypatch.setattr(door, "MOST", 20)
+    monkeypatch.setattr(door, "_HANDSHAKES", 4)
+    whole = hello()
+
+    async def work(address: tuple[str, int]) -> None:
+        first = [await half(address, f"127.0.1.{at}", data) for at in range(1, 27)]
+        await asyncio.sleep(0.1)
+        ours = [await half(address, "127.0.0.2", whole[:-1]) for _ in range(6)]
+        others = [await half(address, f"127.0.2.{at}", data) for at in range(1, 6)]
+        await asyncio.sleep(0.1)
+        assert not any(await are_over(ours)), "an address with six had more than any other"
+        assert sum(await are_over(first)) >= 5 and not any(await are_over(others)), "who has waited longest goes"
+        for _, writer in ours:
+            writer.write(whole[-1:])
+        for reader, _ in ours:
+            assert await asyncio.wait_for(reader.readexactly(1), 10) == b"\x16", "it goes on"
+        for _, writer in first + ours + others:
+            writer.close()
+
+    serving(ServerCertificate(*map(str, certificate(tmp_path, "server"))), work)
+
+
 def test_a_client_hello_may_come_byte_by_byte(tmp_path: Path) -> None:
     """The kernel tells of many small pieces before there are as many bytes as it was asked for."""
     whole = hello()

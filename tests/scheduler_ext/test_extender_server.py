@@ -256,6 +256,7 @@ def test_an_error_of_ours_is_told_and_ends_nothing() -> None:
 
 def test_of_too_many_strangers_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_ext.http.strangers.MOST", 3)
+    monkeypatch.setattr("scheduler_ext.http.strangers._MANY", 0)
 
     async def work(reader: Any, writer: Any, server: Any) -> None:
         others = [await asyncio.open_connection(*writer.get_extra_info("peername")) for _ in range(3)]

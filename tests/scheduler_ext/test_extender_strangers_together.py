@@ -120,6 +120,7 @@ def test_what_a_read_costs_is_known_before_the_next_one_has_its_turn() -> None:
 
 def test_the_oldest_connection_of_the_address_with_the_most_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(module, "_MANY", 0)
     strangers, turns = Strangers(), list[str]()
     probe = Fake("10.0.0.2", turns)
     many = [Fake("10.0.0.1", turns) for _ in range(5)]
@@ -138,6 +139,7 @@ def test_who_asks_something_keeps_its_connections_beside_many_addresses_that_say
 ) -> None:
     """1,100 addresses with one silent connection each: an API server with eight had the most, and lost them."""
     monkeypatch.setattr(module, "MOST", 20)
+    monkeypatch.setattr(module, "_MANY", 2)
     strangers, turns = Strangers(), list[str]()
     kept = [Fake("10.0.0.1", turns) for _ in range(2)]
     silent = [Fake(f"10.0.1.{number}", turns) for number in range(30)]
