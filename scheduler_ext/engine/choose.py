@@ -111,7 +111,8 @@ class Chooser:
                 return Reason.UNHEALTHY_CARD, f"card {uuid} on node {record.node} has become unhealthy"
         if self._overbooked(record, row) is None:
             return None
-        with self.passing(record.uid, record.priority):
+        gone = self._cache.pods.overlapped(record.uid)  # what these still have may have given way to it
+        with self.passing(record.uid, record.priority), self._cache.pods.without(gone):
             return self._overbooked(record, row)
 
     def _overbooked(self, record: Record, row: int) -> tuple[AnyReason, str] | None:

@@ -123,6 +123,19 @@ class Intake:
             self._see_waiting(uid, pod, wishes)
         return uid
 
+    def is_as_written(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod is bound as we wrote, and not over."""
+        record = self._cache.pods.get(objects.uid(pod))
+        if record is None or record.written is None or ended(pod):
+            return False
+        return (record.node, record.written) == (objects.place(pod), objects.annotation(pod, self._cache.names))
+
+    def expect_in_watch(self, uid: str) -> None:
+        """What was seen of a pod is not of the watch, which may still tell how it was before: that is no going back."""
+        record = self._cache.pods.get(uid)
+        if record is not None and record.state is State.CONFIRMED:
+            self._cache.pods.expect(record, self._cache.clock())
+
     def _still_given(self, uid: str, node: str) -> bool:
         """Whether the manager of its node says that a pod holds what is booked for it. Of a status others may say that
         it has ended; the manager lets go once its containers have no processes (manager/audit/device_cgroups.py).
@@ -217,6 +230,8 @@ class Intake:
         old, leaving = cache.pods.get(uid), objects.leaving(pod)
         text = objects.annotation(pod, cache.names)
         mark = None if text is None else resize.known_as(text)
+        if old is not None and old.node == node and old.state is State.BOUND and old.written is None:
+            self._back(old)  # it was read before (`expect_in_watch`)
         if old is not None and old.node == node and old.state is State.CONFIRMED:
             old.runs = objects.runs(pod)
             if leaving and not old.leaving:

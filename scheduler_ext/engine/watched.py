@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
+from scheduler_ext.engine.intake import Wishes
 from scheduler_ext.engine.parts import BETWEEN, Parts
 from scheduler_ext.scoring import quotas
+from scheduler_ext.state import objects
 from scheduler_ext.state.pod_texts import KnownPod
+from scheduler_ext.state.pods import State
 
 _LOST_AT_ONCE = 128  # of what a list does not show any more
 _T = TypeVar("_T")
@@ -94,10 +97,22 @@ class Watched(Parts):
             self._events += 1
             if isinstance(pod, KnownPod) and self._intake.see_known(pod, wishes):
                 return pod.uid  # it has no claims, and has had none
-            uid = self._intake.see_pod(pod, wishes)
-            self._claims.see_pod(uid, pod)
-            self._templates.see_pod(uid, pod)
+            return self._see_pod(pod, wishes)
+
+    def _see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> str:
+        uid = self._intake.see_pod(pod, wishes)
+        self._claims.see_pod(uid, pod)
+        self._templates.see_pod(uid, pod)
         return uid
+
+    def read_pod(self, pod: Mapping[str, Any]) -> None:
+        """Take in a Pod with a node that was read by itself: the watch may be behind, and still show it without one."""
+        wishes = self._intake.wishes(pod)
+        with self._lock:
+            if self._intake.is_as_written(pod):
+                self._bindings.end(objects.uid(pod), State.BOUND)
+            else:
+                self._intake.expect_in_watch(self._see_pod(pod, wishes))
 
     def lose_pod(self, uid: str, last: Mapping[str, Any] | None = None) -> None:
         """The pod is gone; `last`: as a watch showed it then. What stays booked is said by Held."""

@@ -29,7 +29,7 @@ class State(enum.Enum):
     ASSUMED = "assumed"
     BINDING = "binding"  # our write is under way
     UNCERTAIN = "uncertain"  # our write was sent, its result is unknown
-    BOUND = "bound"  # our write succeeded, the watch has not shown it yet
+    BOUND = "bound"  # our write succeeded, or we have read so; the watch has not shown it yet
     CONFIRMED = "confirmed"  # the API server showed it on its node
 
 
@@ -159,6 +159,11 @@ class PodCache:
         record.attempted = False
         self._pending.discard(record.uid)
         self._cluster.stir(record.node)
+
+    def expect(self, record: Record, now: float) -> None:
+        """It is bound, and the watch has not shown it yet."""
+        record.state, record.since = State.BOUND, now
+        self._pending.add(record.uid)
 
     def move(self, record: Record, state: State, now: float) -> None:
         record.state, record.since = state, now

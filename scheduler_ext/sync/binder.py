@@ -179,7 +179,7 @@ class Binder:
         if objects.uid(pod) != record.uid:
             self._engine.lose_pod(record.uid)
         elif objects.place(pod):
-            self._engine.see_pod(pod)
+            self._engine.read_pod(pod)
         else:
             self._engine.end_bind(record.uid, State.ASSUMED)
 
@@ -230,7 +230,7 @@ class Binder:
             )
         place = objects.place(pod)
         if place:
-            self._engine.see_pod(pod)
+            self._engine.read_pod(pod)
             return (
                 None if place == args.node else Refused(ExtenderReason.OTHER_NODE, f"the pod is bound to node {place}")
             )

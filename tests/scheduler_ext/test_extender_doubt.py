@@ -24,7 +24,7 @@ from scheduler_ext.sync.lanes import Lanes
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, cards, node, plain_pod, pod
 from vcuda.kube.errors import ApiError, ApiUnreachable
-from vcuda.spec import placement
+from vcuda.spec import bookings, placement
 
 ARGS = BindingArgs("p", "default", "p", "a")
 
@@ -97,7 +97,7 @@ def uncertain() -> tuple[Engine, dict[str, Any], Write]:
 @pytest.mark.parametrize(
     ("shows", "then", "left"),
     [
-        ("bound", State.CONFIRMED, 70),
+        ("bound", State.BOUND, 70),
         ("unbound", State.ASSUMED, 70),
         (pod("p", uid="another"), None, 100),
         (ApiError(404, "not found"), None, 100),
@@ -115,6 +115,32 @@ def test_what_became_of_a_write_is_asked_until_it_is_known(shows: Any, then: Sta
         Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api), asking=inline).settle()
     assert api.asked == ["default/p"] and api.written == []
     assert (state(engine), free(engine)) == (then, left)
+
+
+@pytest.mark.parametrize("as_written", [True, False], ids=["our write", "somebody else's"])
+def test_the_watch_may_show_later_how_a_pod_that_was_read_was_before(as_written: bool) -> None:
+    """Its own ADDED was on its way when the answer to its Bind was lost: that was taken for an API server that had gone
+    back, the next report of its node freed the card, and a second pod was bound there: 160 of 100 cores.
+    """
+    engine, one, write = uncertain()
+    there = bound(one, write)
+    if not as_written:
+        share = placement.Placement({"main": (placement.CardShare("GPU-a-0", 50, 10),)})
+        there["metadata"]["annotations"][NAMES.placement] = placement.encode(share)
+    read = there | {"metadata": there["metadata"] | {"annotations": dict(there["metadata"]["annotations"])}}
+    api, inline = Api(read), Lanes(start=lambda work: work())
+    with ThreadPoolExecutor(1) as executor:
+        Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api), asking=inline).settle()
+    left = free(engine)
+    engine.see_pod(one)
+    described = node("a", cards("a", 1))
+    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode({"other": {"GPU-a-0": (10, 1)}}, {})
+    engine.see_node(described)
+    assert free(engine) == left - 10 and engine.bound_to("p") == "a"
+    engine.see_pod(there)
+    assert free(engine) == left - 10 and state(engine) is State.CONFIRMED
+    engine.see_pod(one)  # now it went back
+    assert engine.bound_to("p") is None
 
 
 def test_a_second_bind_while_a_write_is_in_doubt_is_refused_and_writes_nothing() -> None:
@@ -287,7 +313,7 @@ def test_a_bind_of_a_pod_that_is_there_already_succeeds_without_a_write() -> Non
     fresh, _ = engine_with(node("a", cards("a", 1)))
     api = Api(bound(one, write))
     assert bind(fresh, api) is None
-    assert api.written == [] and free(fresh) == 70 and state(fresh) is State.CONFIRMED
+    assert api.written == [] and free(fresh) == 70 and state(fresh) is State.BOUND
 
 
 @pytest.mark.parametrize("then", [State.BINDING, State.UNCERTAIN])
