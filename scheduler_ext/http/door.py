@@ -12,14 +12,12 @@ from collections.abc import Callable
 
 from scheduler_ext.http import hello, places, tls
 from scheduler_ext.http.certificate import ServerCertificate
-from scheduler_ext.http.places import Ranked, Repute
+from scheduler_ext.http.places import Patience, Ranked, Repute
 from scheduler_ext.http.strangers import MOST, ByPeer
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
 _AT_ONCE = 64  # accepted before others have their turn
-_HANDSHAKES = 192  # each may hold 0.6 MB: OpenSSL takes messages of 100 KB, in as many records as anybody likes
-_UNTIL_PUSHED_SECONDS = 0.3  # what a handshake has before those of other addresses may end it: three round trips
 _SECONDS, _WAIT_SECONDS = 5.0, 15.0  # that one may take, and that one may wait for it
 _LOOK_SECONDS = 0.5  # for who has waited too long
 _BEGUN_AT_ONCE = 8  # handshakes; each takes the loop 1 ms
@@ -88,10 +86,10 @@ class PlainDoor:
 class TlsDoor:
     """Of a port with TLS, by the certificate of today.
 
-    192 shake hands at a time. Others wait for 15 s at most, and their addresses take turns. After 0.3 s a handshake
-    makes room for those of addresses that have less; one of an address that is known for bad for any other's, and
-    for such an address none makes room but where somebody has two more. Who has not sent a whole ClientHello is none
-    of them.
+    192 shake hands at a time. Others wait for 15 s at most, and their addresses take turns. After 0.3 to 1.5 s a
+    handshake makes room for those of addresses that have less; one of an address that is known for bad after 0.3 s for
+    any other's, and for such an address none makes room but where somebody has two more. Who has not sent a whole
+    ClientHello is none of them.
     """
 
     def __init__(self, make: Callable[[], tls.Above], listener: socket.socket, certificate: ServerCertificate) -> None:
@@ -99,7 +97,7 @@ class TlsDoor:
         self._shaking: dict[Newcomer, asyncio.Task[None]] = {}
         self._held, self._line = Ranked[Newcomer](), Ranked[Newcomer]()  # those who shake hands, and who wait
         self._pushed: set[Newcomer] = set()  # those who end to make room
-        self._repute = Repute()
+        self._repute, self._patience = Repute(), Patience()
         self._soon = False  # more are let in in the loop's next turn
         self._waiting: dict[Newcomer, None] = {}  # those in the line, the oldest first
         self._silent: dict[Newcomer, None] = {}  # whose ClientHello is not here, the oldest first
@@ -218,13 +216,13 @@ class TlsDoor:
             while ones and (oldest := next(iter(ones))).since < now - most:
                 self._send_away(oldest)
         self._begin_some()
-        rest = self._make_room(now) if self._waiting and len(self._shaking) >= _HANDSHAKES else _LOOK_SECONDS
+        rest = self._make_room(now) if self._waiting and len(self._shaking) >= places.AT_ONCE else _LOOK_SECONDS
         if self._waiting or self._silent:
             self._timer = asyncio.get_running_loop().call_later(rest, self._let_in)
 
     def _begin_some(self) -> None:
         for _ in range(_BEGUN_AT_ONCE):
-            if not self._waiting or len(self._shaking) >= _HANDSHAKES:
+            if not self._waiting or len(self._shaking) >= places.AT_ONCE:
                 return
             self._shake(self._line.next())
         if self._waiting and not self._soon:
@@ -242,7 +240,8 @@ class TlsDoor:
             for pushed in self._held.oldest_of_most():
                 if not self._line.comes_before(pushed, self._held):
                     continue
-                rest = pushed.since + _UNTIL_PUSHED_SECONDS - now
+                most = self._patience.seconds(pushed.rank, self._line.addresses(pushed.rank))
+                rest = pushed.since + most - now
                 if rest <= 0:
                     self._held.discard(pushed)
                     self._pushed.add(pushed)
@@ -251,7 +250,7 @@ class TlsDoor:
                 soonest = min(soonest, rest)
             else:
                 return soonest
-        return _UNTIL_PUSHED_SECONDS
+        return places.LEAST_SECONDS
 
     def _shake(self, newcomer: Newcomer) -> None:
         del self._waiting[newcomer]
@@ -275,9 +274,13 @@ class TlsDoor:
         except OSError:  # it is no client of TLS, or gone, or was late
             newcomer.socket.close()
         finally:
+            took = time.monotonic() - newcomer.since
+            self._patience.note(newcomer.rank, took, ended=ended)
+            if not ended and (newcomer in self._pushed or took >= _SECONDS):
+                self._repute.note(newcomer.peer, good=False)
+            elif not ended:
+                self._repute.give_up(newcomer.peer)
             del self._shaking[newcomer]
             self._held.discard(newcomer)
             self._pushed.discard(newcomer)
-            if not ended:
-                self._repute.note(newcomer.peer, good=False)
             self._let_in()

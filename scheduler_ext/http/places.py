@@ -10,6 +10,10 @@ from scheduler_ext.http.strangers import ByPeer
 GOOD, UNKNOWN, BAD = range(3)
 _MOST_KNOWN = 4096  # addresses
 UNDISTURBED = 160  # that an address may have before it makes room for those of worse ones
+AT_ONCE = 192  # handshakes: each may hold 0.6 MB, as OpenSSL takes messages of 100 KB in any number of records
+# What a handshake has before others may end it: three round trips, or more among few addresses that come to their ends.
+LEAST_SECONDS, _MOST_SECONDS = 0.3, 1.5
+_LATELY = 16  # handshakes
 
 
 class FromRanked(Protocol):
@@ -40,8 +44,34 @@ class Repute:
         if len(self._good) > _MOST_KNOWN:
             del self._good[next(iter(self._good))]
 
+    def give_up(self, peer: str) -> None:
+        """It ended a handshake itself, and so keeps nobody out: who is known for good stays so."""
+        if not self._good.get(peer):
+            self.note(peer, good=False)
+
     def rank(self, peer: str) -> int:
         return {True: GOOD, False: BAD, None: UNKNOWN}[self._good.get(peer)]
+
+
+class Patience:
+    """For how long a handshake is left alone though others wait: honest ones with long ways have time among each other.
+
+    Longer by the part of those of its rank that came to their ends lately, of those that took long enough to tell; and
+    not so long that an address would wait for its turn for more than the least behind all others that wait.
+    """
+
+    def __init__(self) -> None:
+        self._ended = [1.0, 1.0, 0.0]  # who is bad has no more
+
+    def note(self, rank: int, seconds: float, *, ended: bool) -> None:
+        """A handshake is over."""
+        if rank != BAD and seconds >= LEAST_SECONDS:
+            self._ended[rank] += (ended - self._ended[rank]) / _LATELY
+
+    def seconds(self, rank: int, addresses: int) -> float:
+        """What one of this rank has while so many addresses wait."""
+        more = min(_MOST_SECONDS, AT_ONCE * LEAST_SECONDS / max(1, addresses)) - LEAST_SECONDS
+        return LEAST_SECONDS + max(0.0, more) * self._ended[rank]
 
 
 class Ranked(Generic[_One]):
@@ -66,6 +96,10 @@ class Ranked(Generic[_One]):
     def count(self, peer: str) -> int:
         """Those of an address."""
         return sum(by.count(peer) for by in self._of)
+
+    def addresses(self, rank: int) -> int:
+        """Those that have some of this rank, or of better ones."""
+        return sum(len(by.peers()) for by in self._of[: rank + 1])
 
     def next(self) -> _One:
         """Take out one of the best rank, or, every fourth time, of the rank that had no turn for longest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Generic, Protocol, TypeVar
 
 MOST = 1000  # connections; the oldest of the address that has the most make room …
@@ -79,7 +79,7 @@ class ByPeer(Generic[_One]):
             self._all[peer] = its
         return first
 
-    def peers(self) -> Iterable[str]:
+    def peers(self) -> Collection[str]:
         """The addresses, the next one first."""
         return self._all
 

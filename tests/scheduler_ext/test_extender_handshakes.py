@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_ext.http import door, strangers
+from scheduler_ext.http import door, places, strangers
 from scheduler_ext.http.certificate import ServerCertificate
 from tests.scheduler_ext.test_extender_certificate import serving, shown
 from tests.scheduler_ext.test_extender_server import post
@@ -74,14 +74,14 @@ def test_handshakes_of_an_address_with_many_make_room_for_those_of_another(
     monkeypatch.setattr(door, "_SECONDS", 60.0)  # a busy machine takes long for so many
 
     async def work(address: tuple[str, int]) -> None:
-        ones = [await half(address) for _ in range(door._HANDSHAKES)]
+        ones = [await half(address) for _ in range(places.AT_ONCE)]
         await asyncio.sleep(0.1)
         ends = time.monotonic() + 20
         others = [await half(address, "127.0.0.2") for _ in range(8)]
         over: list[bool] = []
         while sum(over) < 8 and time.monotonic() < ends:
             over = await are_over(ones + others)
-        assert over == [True] * 8 + [False] * door._HANDSHAKES
+        assert over == [True] * 8 + [False] * places.AT_ONCE
         for _, writer in ones + others:
             writer.close()
 
@@ -93,7 +93,7 @@ def test_those_of_one_address_wait_for_each_other(tmp_path: Path) -> None:
 
     async def work(address: tuple[str, int]) -> None:
         assert all(await asyncio.gather(*(shown(address) for _ in range(300))))
-        ones = [await half(address) for _ in range(door._HANDSHAKES)]
+        ones = [await half(address) for _ in range(places.AT_ONCE)]
         late = asyncio.create_task(shown(address))
         await asyncio.sleep(1)
         assert not (late.done() or any(await are_over(ones)))
@@ -140,7 +140,7 @@ def test_an_address_with_some_at_once_makes_no_room_for_many_that_have_one_each(
 ) -> None:
     """Of ten new connections of kube-scheduler nine were ended at once beside 1,010 addresses that said nothing."""
     monkeypatch.setattr(door, "MOST", 20)
-    monkeypatch.setattr(door, "_HANDSHAKES", 4)
+    monkeypatch.setattr(places, "AT_ONCE", 4)
     whole = hello()
 
     async def work(address: tuple[str, int]) -> None:
@@ -179,7 +179,7 @@ def test_a_client_hello_may_come_byte_by_byte(tmp_path: Path) -> None:
 
 def test_an_honest_handshake_ends_beside_those_that_do_not(tmp_path: Path) -> None:
     async def work(address: tuple[str, int]) -> None:
-        ones = [await half(address, "127.0.0.2") for _ in range(door._HANDSHAKES + 50)]
+        ones = [await half(address, "127.0.0.2") for _ in range(places.AT_ONCE + 50)]
         began = time.monotonic()
         assert await asyncio.wait_for(shown(address), 10)
         assert time.monotonic() - began < door._SECONDS / 2
