@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -157,15 +156,6 @@ void vc_region_forget(const struct vc_region *region)
         close(region->file.descriptor);
     if (vc_descriptor_is_usage(&region->file, region->charged.descriptor))
         close(region->charged.descriptor);
-}
-
-int vc_region_card(const struct vc_region *region, const char *uuid)
-{
-    for (uint32_t card = 0; card < region->card_count; card++) {
-        if (strncasecmp(region->limits->cards[card].uuid, uuid, VC_UUID_BYTES) == 0)
-            return (int)card;
-    }
-    return -1;
 }
 
 bool vc_limits_read(const struct vc_limits *limits, uint32_t card, struct vc_card_view *view)

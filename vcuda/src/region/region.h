@@ -72,9 +72,6 @@ void vc_region_close(struct vc_region *region);
  * parent without a slot had none there; then it goes, by close, never by unlocking. */
 void vc_region_forget(const struct vc_region *region);
 
-/* Index of the card with this UUID ("GPU-…", "MIG-…"; case-insensitive) in limits and usage, or -1. */
-int vc_region_card(const struct vc_region *region, const char *uuid);
-
 /* How many leading slots may be in use: sum over [0, vc_region_slots) instead of all VC_MAX_SLOTS. Sequentially
  * consistent, as the quota needs it. A tenant may lower the shared word; what this process has seen stays. Pre: region->usage != NULL. */
 static inline uint32_t vc_region_slots(const struct vc_region *region)

@@ -39,8 +39,6 @@ struct vc_metered {
     uint64_t changes;  /* … and the meter's count then */
 };
 
-#define VC_METER_INITIALIZER {.mutex = PTHREAD_MUTEX_INITIALIZER}
-
 /* A call that asks for `bytes` begins. Of what the driver says is in use, no more than `others` is in the way of it. False: there is
  * no room for what it may take, even when everything idle was given back; nothing is reserved, the refusal is counted. */
 bool vc_meter_begin(struct vc_metered *call, struct vc_meter *meter, uint64_t bytes, uint64_t others);
