@@ -41,7 +41,6 @@ class Cluster:
         self.node, self.kubeconfig = node, kubeconfig
         self.refused: list[str] = []
         self.tokens_made = 0
-        self.headers_seen: list[tuple[str, str]] = []
         assert node.api is not None
         self.api = node.api
         self._before = node.api.hook

@@ -81,6 +81,14 @@ def node(machine: Machine, make_node: Callable[..., Node]) -> Node:
 
 
 @pytest.fixture
+def connected(machine: Machine, make_node: Callable[..., Node]) -> Node:
+    """The same with an API server."""
+    made = make_node(machine.root, with_api=True)
+    made.kubelet.start()
+    return made
+
+
+@pytest.fixture
 def process(node: Node, machine: Machine) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     if not all((SHIMS / name).exists() for name in ("libcuda.so.1", "libnvidia-ml.so.1")):
         pytest.skip("the shims are not built: python -m vcuda._build")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,12 +125,6 @@ def node_report(*containers: ContainerReport) -> NodeReport:
         cards=(),
         containers=containers,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def save_state(file: StateFile, items: Sequence[Allocation]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -22,13 +21,6 @@ from vcuda.spec import inventory
 
 # Uncorrectable memory errors as the driver reports them: double bit, and uncontained.
 ECC_XIDS = (48, 95)
-
-
-@pytest.fixture
-def connected(make_node: Callable[..., Node], machine: Machine) -> Node:
-    node = make_node(machine.root, with_api=True)
-    node.kubelet.start()
-    return node
 
 
 def unhealthy(node: Node) -> set[str]:

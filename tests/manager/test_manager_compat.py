@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +96,6 @@ def test_names_of_resources_annotations_and_labels() -> None:
         assert names.model_label == f"gaia.{domain}/gpu-model"
     daemon = next(item for item in yaml.safe_load_all(MANIFEST.read_text()) if item["kind"] == "DaemonSet")
     assert daemon["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia-device-enable": "enable"}
-
-
-@pytest.fixture
-def connected(make_node: Callable[..., Node], machine: Machine) -> Node:
-    node = make_node(machine.root, with_api=True)
-    node.kubelet.start()
-    return node
 
 
 def served(node: Node, path: str) -> dict[str, set[str]]:

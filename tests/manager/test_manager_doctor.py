@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from localcluster.cluster import free_port
 from manager import doctor, main
 from manager.cards.driver import DriverError, NodeCard, NullDriver, Probe
 from manager.config.reader import parse
 from manager.config.settings import Settings
 from manager.doctor import Verdict
 from manager.observe import http
-from tests.manager.manager_support import Node, free_port, node_report
+from tests.manager.manager_support import Node, node_report
 from vcuda.sim import Machine
 from vcuda.spec.inventory import Card
 

@@ -12,6 +12,7 @@ import grpc
 import httpx
 import pytest
 
+from localcluster.cluster import free_port
 from manager import daemon as daemon_module
 from manager.cards.driver import Probe
 from manager.cards.nvml import NvmlDriver
@@ -20,7 +21,7 @@ from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
-from tests.manager.manager_support import Node, free_port
+from tests.manager.manager_support import Node
 
 
 class Reader:

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from localcluster.cluster import free_port
 from manager.regions.storage import TMPFS_BYTES
 from tests.manager.manager_pods import container, eventually, pod
-from tests.manager.manager_support import Node, free_port
+from tests.manager.manager_support import Node
 from vcuda import region
 from vcuda.sim import Machine
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,13 +20,6 @@ from vcuda.kube.errors import ApiError
 from vcuda.sim import CardLost, Machine
 from vcuda.spec import bookings, inventory, placement
 from vcuda.spec.request import parse_pod
-
-
-@pytest.fixture
-def connected(make_node: Callable[..., Node], machine: Machine) -> Node:
-    node = make_node(machine.root, with_api=True)
-    node.kubelet.start()
-    return node
 
 
 def test_the_node_carries_inventory_and_model(connected: Node, machine: Machine) -> None:

@@ -23,13 +23,6 @@ from vcuda.spec.placement import CardShare, Placement
 SOURCE, HASH, MIRROR = (f"kubernetes.io/config.{name}" for name in ("source", "hash", "mirror"))
 
 
-@pytest.fixture
-def connected(make_node: Callable[..., Node], machine: Machine) -> Node:
-    node = make_node(machine.root, with_api=True)
-    node.kubelet.start()
-    return node
-
-
 def static(name: str, uid: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A pod of kubelet's manifest folder as kubelet lists it, and its mirror as the API server does."""
     own = pod(name, container("c", 30, 10), annotations={SOURCE: "file", HASH: uid}, uid=uid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from vcuda.sim import Machine
 from vcuda.spec import placement
 from vcuda.spec.inventory import Card
 from vcuda.spec.placement import CardShare, Placement
-
-
-@pytest.fixture
-def connected(machine: Machine, make_node: Callable[..., Node]) -> Node:
-    made = make_node(machine.root, with_api=True)
-    made.kubelet.start()
-    return made
 
 
 def written_by_its_owner(machine: Machine, card: int, **more: str) -> dict[str, Any]:

@@ -27,13 +27,6 @@ from vcuda.spec import placement
 from vcuda.spec.placement import CardShare, Placement
 
 
-@pytest.fixture
-def connected(make_node: Callable[..., Node], machine: Machine) -> Node:
-    node = make_node(machine.root, with_api=True)
-    node.kubelet.start()
-    return node
-
-
 def created(name: str, seconds: int, *containers: dict[str, Any], **more: Any) -> dict[str, Any]:
     item = pod(name, *containers, **more)
     item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{seconds:02d}Z"

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from deploy import manifests
+from localcluster.cluster import free_port
 from scheduler_ext.engine.metrics import Metrics as ExtenderMetrics
-from tests.manager.manager_support import free_port
 from tests.manager.test_manager_metric_labels import example
 
 pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")

@@ -113,9 +113,6 @@ class KubeLab:
     def image(self, name: str, folder: Path, *command: str) -> None:
         self.call("image", name, str(folder), *command)
 
-    def logs_of(self, component: str, lines: int = 40) -> str:
-        return self.call("logs", component, "-n", str(lines))
-
 
 def eventually(what: str, probe: Callable[[], T | None], seconds: float = 60.0, every: float = 0.25) -> T:
     """Poll until `probe` gives something true; raise AssertionError that says what did not happen."""
