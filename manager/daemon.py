@@ -52,12 +52,13 @@ from manager.kubelet.records import Entry, PodResources
 from manager.limits.driver_limits import DriverLimits
 from manager.limits.standing import Standing
 from manager.observe import http
-from manager.observe.metrics import Counts, Metrics
+from manager.observe.metrics import Metrics
 from manager.observe.node_object import NodeObject
 from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
 from manager.plugin.server import Plugin
-from manager.process import instance_lock, sdnotify
+from manager.probes import Probes
+from manager.process import sdnotify
 from manager.process.room import Room
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
@@ -68,11 +69,7 @@ from vcuda.driver.root import HostRoot
 from vcuda.kube.access import Access
 from vcuda.kube.config import Login
 from vcuda.kube.objects import uid_of
-from vcuda.kube.worker import Worker
 
-# A probe of the driver that takes longer than this beyond its interval is stuck; so is a list that kubelet does not
-# take.
-STUCK_S = 30.0
 # How often one who stands by looks whether the node is free: calls of kubelet's may wait for it.
 TAKE_EVERY_S = 0.02
 
@@ -356,18 +353,33 @@ class Daemon:
             drift=self.drift,
             limits=self.limits,
         )
+        self._web = self._standby.web
+        plugin = (self.registrar,) if DEVICE_PLUGIN in self.settings.protocols else ()
+        self.probes = Probes(
+            settings=self._settings,
+            inventory=self.inventory,
+            registrar=self.registrar,
+            claims=self.claims,
+            driver_dir=self.driver_dir,
+            room=self._room,
+            api_writer=self.api_writer,
+            cgroups=self.cgroups,
+            pods=self._pods,
+            threaded=(
+                self._housekeeping, *plugin, self.inventory, self.api_writer, self.overhead, self.drift, self._web
+            ),
+        )  # fmt: skip
         self.metrics.watch(reporter.report)
-        self.metrics.count(self._counts)
+        self.metrics.count(self.probes.counts)
         self._pages = http.Pages(
             self.metrics.exposition,
             reporter.report,
-            self.unhealthy,
-            self.not_ready,
+            self.probes.unhealthy,
+            self.probes.not_ready,
             vcuda.__version__,
             self._look,
         )
         self._guard = Access(kube.client).refusal if kube and self.settings.query_auth == "kubernetes" else None
-        self._web = self._standby.web
 
     # Life.
 
@@ -505,69 +517,6 @@ class Daemon:
 
     def _known_pods(self) -> list[Pod] | None:
         return self._pods.known if self._pods is not None else None
-
-    # Probes.
-
-    @property
-    def workers(self) -> list[Worker]:
-        """The threads that the daemon needs."""
-        parts = (
-            self._housekeeping,
-            *((self.registrar,) if DEVICE_PLUGIN in self.settings.protocols else ()),
-            self.inventory,
-            self.api_writer,
-            self.overhead,
-            self.drift,
-            self._web,
-        )
-        watch = [self._pods.informer.worker] if self._pods is not None else []
-        return [*(part.worker for part in parts), *self.claims.workers, *watch]
-
-    def unhealthy(self) -> list[str]:
-        """Reasons for which a restart may help."""
-        found = []
-        if self.inventory.probe_age_s > self.settings.health_check_interval + STUCK_S:
-            found.append(f"the driver has not answered a probe for {self.inventory.probe_age_s:.0f} s")
-        for resource, seconds in self.registrar.stalled_s().items():
-            if seconds > STUCK_S:
-                found.append(f"kubelet has not read the list of {resource} devices for {seconds:.0f} s")
-        for resource, seconds in self.registrar.unwatched_s().items():
-            if seconds > STUCK_S:
-                found.append(f"kubelet has not watched the {resource} devices for {seconds:.0f} s")
-        return found + [problem for worker in self.workers if (problem := worker.problem())]
-
-    def not_ready(self) -> list[str]:
-        """Reasons for which pods can't be given shares now."""
-        found = self.unhealthy()
-        if not self._registered:
-            found.append("not registered with kubelet")
-        snapshot = self.inventory.snapshot
-        if snapshot.node_problem:
-            found.append(snapshot.node_problem)
-        if snapshot.cards and not self.driver_dir.ready:
-            found.append("there is no driver directory yet")
-        return found + self._room.problems
-
-    @property
-    def _registered(self) -> bool:
-        """With kubelet, by all protocols that this node offers."""
-        by_plugin = DEVICE_PLUGIN not in self.settings.protocols or self.registrar.registered
-        return by_plugin and self.claims.registered
-
-    def _counts(self) -> Counts:
-        following = instance_lock.holder(self.settings.checkpoint_path, instance_lock.NEXT)
-        failures = {worker.name: worker.failures for worker in self.workers}
-        return Counts(
-            registered=self._registered,
-            registrations=self.registrar.registrations + self.claims.registrations,
-            slice_writes=self.claims.slice_writes,
-            restored_devices=self.cgroups.restored,
-            failures=failures,
-            xids=self.inventory.xid_counts,
-            api_failing=self.api_writer.failing or (self._pods is not None and self._pods.informer.cut),
-            folders_without_room=len(self._room.problems),
-            standby_s=following.age_s if following is not None else 0.0,
-        )
 
 
 def notify_address(environment: Mapping[str, str]) -> str | None:

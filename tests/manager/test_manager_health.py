@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from localcluster.cluster import free_port
-from manager import daemon as daemon_module
+from manager import probes
 from manager.cards.driver import Probe
 from manager.cards.nvml import NvmlDriver
 from manager.plugin import registration
@@ -42,7 +42,7 @@ def well(node: Node) -> bool:
 def test_a_driver_that_does_not_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.start(wait=200)
     assert well(node)
-    monkeypatch.setattr(daemon_module, "STUCK_S", 0.3)
+    monkeypatch.setattr(probes, "STUCK_S", 0.3)
     stuck, release = threading.Event(), threading.Event()
     ask = NvmlDriver.probe
 
@@ -66,7 +66,7 @@ def test_a_driver_that_does_not_answer(node: Node, monkeypatch: pytest.MonkeyPat
 def test_a_device_list_that_nobody_reads(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = node.start(wait=200)
     # The streams' own look is once a second.
-    monkeypatch.setattr(daemon_module, "STUCK_S", 2.0)
+    monkeypatch.setattr(probes, "STUCK_S", 2.0)
     (core, _) = daemon.registrar._plugins
     with contextlib.closing(core.ListAndWatch(api.Empty(), Reader())) as stream:
         assert len(next(stream).devices) == 200
@@ -78,7 +78,7 @@ def test_a_device_list_that_nobody_reads(node: Node, monkeypatch: pytest.MonkeyP
 def test_a_kubelet_that_has_stopped_watching_is_told_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     core = node.start(wait=200).registrar._plugins[0]
     core._unwatched_since -= 1000  # the time before kubelet's first stream does not count
-    monkeypatch.setattr(daemon_module, "STUCK_S", 0.2)
+    monkeypatch.setattr(probes, "STUCK_S", 0.2)
     before = node.kubelet.registrations
     node.kubelet.hang_up(NAMES.core)
     eventually(failing(node, "kubelet has not watched the core devices for "), "the failure")
@@ -92,7 +92,7 @@ def test_a_kubelet_that_has_stopped_watching_is_told_again(node: Node, monkeypat
 
 def test_waiting_for_kubelet_is_no_illness(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart would not bring it."""
-    monkeypatch.setattr(daemon_module, "STUCK_S", 0.2)
+    monkeypatch.setattr(probes, "STUCK_S", 0.2)
     monkeypatch.setattr(registration, "_UNWATCHED_S", 0.1)
     node.kubelet.stop()
     for path in node.kubelet.directory.glob("*.sock"):

@@ -201,7 +201,7 @@ def test_the_api_server_is_away_when_the_cards_change(claims: ClaimNode) -> None
     eventually(lambda: dict(daemon.inventory.snapshot.problems), "the loss")
     api.failing = False
     eventually(lambda: taints(claims) == [(1, "unhealthy", "NoSchedule")], "the taint, later")
-    assert not daemon.unhealthy()
+    assert not daemon.probes.unhealthy()
 
 
 def test_more_cards_than_one_slice_holds(
