@@ -18,12 +18,6 @@
 
 /* ---- power and heat ---- */
 
-unsigned nv_power_at(nvmlDevice_t device, unsigned busy_percent)
-{
-    const unsigned limit_mw = (unsigned)device->power_limit * 1000, idle_mw = limit_mw / 8;
-    return idle_mw + (limit_mw - idle_mw) / 100 * busy_percent;
-}
-
 NV_FIGURE(nvmlDeviceGetPowerUsage, unsigned, nv_power_at(device, nv_busy_percent(device->index, -1)))
 NV_FIGURE(nvmlDeviceGetPowerManagementLimit, unsigned, device->power_limit * 1000)
 NV_FIGURE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, device->power_limit * 1000)

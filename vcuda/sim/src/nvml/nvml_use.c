@@ -1,4 +1,4 @@
-/* How much of a card is used and by whom: memory and utilization. */
+/* How much of a card is used and by whom: memory, utilization and the power that follows it. */
 #include "nvml_internal.h"
 
 #define SECOND_NS 1000000000ull
@@ -64,6 +64,12 @@ unsigned nv_busy_percent(int index, int32_t slot)
     uint64_t from, to;
     nv_window(&from, &to);
     return ((unsigned)sim_busy_ppm(nv_state, index, slot, from, to) + 5000) / 10000;
+}
+
+unsigned nv_power_at(nvmlDevice_t device, unsigned busy_percent)
+{
+    const unsigned limit_mw = (unsigned)device->power_limit * 1000, idle_mw = limit_mw / 8;
+    return idle_mw + (limit_mw - idle_mw) / 100 * busy_percent;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
