@@ -8,17 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from localcluster import api as apis
 from localcluster.apiserver import errors
 from localcluster.apiserver.faults import Fault, Request
+from localcluster.cluster import Cluster
 from localcluster.supervision import NAMESPACE
 from vcuda import sim
 from vcuda.spec import names, placement
-
-if TYPE_CHECKING:
-    from localcluster.cluster import Cluster
 
 JsonObject = dict[str, Any]
 PATH = "/localcluster/breaks"

@@ -138,6 +138,7 @@ def _up(arguments: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: ended.set())
     with Cluster(_options(arguments), functools.partial(print, flush=True)) as cluster:
         cluster.supervise()
+        cluster.server.control = breaks.Desk(cluster).answer
         print(f"ready. In another shell:\n  export KUBECONFIG={cluster.kubeconfig}")
         print("  kubectl get nodes        # or: python -m localcluster apply examples/20-vcuda.yaml")
         print(

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from localcluster import api as apis
-from localcluster import breaks, certificates
+from localcluster import certificates
 from localcluster.apiserver.faults import Fault, Hook, Request
 from localcluster.apiserver.server import Server
 from localcluster.daemon import Daemon
@@ -279,7 +279,6 @@ class Cluster:
                 number = urllib.parse.urlsplit(self.manager_url if daemon is self.manager else self.extender_url).port
                 made = Supervised(daemon, self.api, node, (port, number or 0), self._report)
                 self.programs[daemon.name] = self._mirrored[(NAMESPACE, made.name)] = made
-            self.server.control = breaks.Desk(self).answer
         for program in self.programs.values():
             program.step()
 

@@ -37,6 +37,7 @@ class Playground:
     def _run(self) -> None:
         with Cluster(ClusterOptions(cards=2, disk_bytes=32 * 2**20), self.told.append) as self.cluster:
             self.cluster.supervise()
+            self.cluster.server.control = breaks.Desk(self.cluster).answer
             self._ready.set()
             while not self._end.wait(0.1):
                 self.cluster.supervise()
