@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from scheduler_ext.state.objects import SAFE_TO_EVICT
+from scheduler_ext.state.objects import SAFE_TO_EVICT, mapping
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL, POD_GROUP_LABEL, Names
 
@@ -52,19 +52,15 @@ def _is_ours(path: Path) -> bool:
     return not beginning or FORMAT.encode() in beginning
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def slim_node(node: Mapping[str, Any], names: Names) -> Event:
     """What placement depends on: name, labels (quotas use them), inventory, allocatable cpu and memory."""
-    metadata = _mapping(node.get("metadata"))
-    annotations = _mapping(metadata.get("annotations"))
-    allocatable = _mapping(_mapping(node.get("status")).get("allocatable"))
+    metadata = mapping(node.get("metadata"))
+    annotations = mapping(metadata.get("annotations"))
+    allocatable = mapping(mapping(node.get("status")).get("allocatable"))
     return {
         "metadata": {
             "name": metadata.get("name", ""),
-            "labels": dict(_mapping(metadata.get("labels"))),
+            "labels": dict(mapping(metadata.get("labels"))),
             "annotations": {key: annotations[key] for key in (names.inventory,) if key in annotations},
         },
         "status": {"allocatable": {key: allocatable[key] for key in ("cpu", "memory") if key in allocatable}},
@@ -72,9 +68,9 @@ def slim_node(node: Mapping[str, Any], names: Names) -> Event:
 
 
 def _slim_container(container: object, names: Names) -> Event:
-    one = _mapping(container)
-    resources = _mapping(one.get("resources"))
-    limits, requests = _mapping(resources.get("limits")), _mapping(resources.get("requests"))
+    one = mapping(container)
+    resources = mapping(one.get("resources"))
+    limits, requests = mapping(resources.get("limits")), mapping(resources.get("requests"))
     slim: Event = {
         "name": one.get("name", ""),
         "resources": {
@@ -87,8 +83,8 @@ def _slim_container(container: object, names: Names) -> Event:
 
 def slim_pod(pod: Mapping[str, Any], names: Names) -> Event:
     """What placement depends on: identity, our annotations, a group's labels, requests, priority, node."""
-    metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
-    annotations, labels = _mapping(metadata.get("annotations")), _mapping(metadata.get("labels"))
+    metadata, spec = mapping(pod.get("metadata")), mapping(pod.get("spec"))
+    annotations, labels = mapping(metadata.get("annotations")), mapping(metadata.get("labels"))
     kept = {key: metadata[key] for key in ("uid", "namespace", "name", "deletionTimestamp") if key in metadata}
     kept["annotations"] = {
         key: text
@@ -101,7 +97,7 @@ def slim_pod(pod: Mapping[str, Any], names: Names) -> Event:
         if spec.get(key):
             slim[key] = [_slim_container(one, names) for one in spec[key]]
     slimmed: Event = {"metadata": kept, "spec": slim}
-    status = _mapping(pod.get("status"))
+    status = mapping(pod.get("status"))
     ours = [one for one in status.get("conditions") or () if isinstance(one, dict) and one.get("type") == names.resize]
     said = {"conditions": ours} if ours else {}
     if status.get("startTime"):

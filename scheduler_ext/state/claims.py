@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from scheduler_ext.state.objects import mapping
 from scheduler_ext.state.shape import Step
 from vcuda.quoted import quoted
 from vcuda.spec import claims, device_classes
@@ -100,10 +101,6 @@ class SeenClaim:
         return bool(self.wishes or self.given or self.problem or self.doubt)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _list(value: object) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
@@ -114,16 +111,16 @@ def _number(value: object) -> int:
 
 def slice_of(data: Mapping[str, Any], names: Names) -> SeenSlice | None:
     """Read a ResourceSlice; None for other drivers', and for pools that are not their node's own."""
-    spec = _mapping(data.get("spec"))
-    node, pool = spec.get("nodeName"), _mapping(spec.get("pool"))
+    spec = mapping(data.get("spec"))
+    node, pool = spec.get("nodeName"), mapping(spec.get("pool"))
     if spec.get("driver") != names.driver or not isinstance(node, str) or not node or pool.get("name") != node:
         return None
     cards, traits = {}, {}
     for device in _list(spec.get("devices"))[:MOST_CARDS]:
-        name, card = _mapping(device).get("name"), _card(_mapping(device))
+        name, card = mapping(device).get("name"), _card(mapping(device))
         if isinstance(name, str) and card is not None:
-            cards[name], traits[card.uuid] = card, _traits(_mapping(device))
-    name = str(_mapping(data.get("metadata")).get("name", ""))
+            cards[name], traits[card.uuid] = card, _traits(mapping(device))
+    name = str(mapping(data.get("metadata")).get("name", ""))
     generation, count = _number(pool.get("generation")), _number(pool.get("resourceSliceCount"))
     return SeenSlice(name, node, generation, count, cards, traits)
 
@@ -131,8 +128,8 @@ def slice_of(data: Mapping[str, Any], names: Names) -> SeenSlice | None:
 def _traits(device: Mapping[str, Any]) -> Mapping[str, Any]:
     """Cards of a kind have one object together. What each has for itself is left out: its Card knows the most of it."""
     found = []
-    for name, value in list(_mapping(device.get("attributes")).items())[:_MOST_TRAITS]:
-        one = _mapping(value)
+    for name, value in list(mapping(device.get("attributes")).items())[:_MOST_TRAITS]:
+        one = mapping(value)
         said = version(str(one["version"])) if "version" in one else one.get("string", one.get("int"))
         if name not in _OWN_TRAITS and (isinstance(said, str | int | tuple) or said is UNKNOWN):
             found.append((str(name), said))
@@ -160,27 +157,27 @@ def may_be_selected(selectors: Sequence[str], model: str, names: Names) -> bool:
 
 
 def _card(device: Mapping[str, Any]) -> Card | None:
-    attributes, capacity = _mapping(device.get("attributes")), _mapping(device.get("capacity"))
-    uuid = _mapping(attributes.get("uuid")).get("string")
-    memory = parse_quantity(_mapping(capacity.get(claims.MEMORY)).get("value"))
+    attributes, capacity = mapping(device.get("attributes")), mapping(device.get("capacity"))
+    uuid = mapping(attributes.get("uuid")).get("string")
+    memory = parse_quantity(mapping(capacity.get(claims.MEMORY)).get("value"))
     if not isinstance(uuid, str) or memory is None or device.get("allowMultipleAllocations") is not True:
         return None
-    numa = _mapping(attributes.get("numaNode")).get("int")
-    closed = any(_mapping(taint).get("effect") in _CLOSED for taint in _list(device.get("taints")))
-    model = str(_mapping(attributes.get("productName")).get("string", ""))
+    numa = mapping(attributes.get("numaNode")).get("int")
+    closed = any(mapping(taint).get("effect") in _CLOSED for taint in _list(device.get("taints")))
+    model = str(mapping(attributes.get("productName")).get("string", ""))
     size = min(memory[0] // memory[1], _MOST * BLOCK_BYTES)
-    minor = _number(_mapping(attributes.get("minor")).get("int"))
+    minor = _number(mapping(attributes.get("minor")).get("int"))
     return Card(uuid, minor, model, size, numa if type(numa) is int else None, healthy=not closed)
 
 
 def claim_of(data: Mapping[str, Any], names: Names) -> SeenClaim:
     """Read a ResourceClaim, but for what it asks. Never raises for what its author wrote."""
-    metadata = _mapping(data.get("metadata"))
+    metadata = mapping(data.get("metadata"))
     uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
-    status = _mapping(data.get("status"))
+    status = mapping(data.get("status"))
     allocation = status.get("allocation")
-    users = tuple(str(_mapping(one).get("uid")) for one in _list(status.get("reservedFor"))[:_MOST_USERS])
-    given = _given(_mapping(allocation), names) if isinstance(allocation, Mapping) else None
+    users = tuple(str(mapping(one).get("uid")) for one in _list(status.get("reservedFor"))[:_MOST_USERS])
+    given = _given(mapping(allocation), names) if isinstance(allocation, Mapping) else None
     return SeenClaim(uid, namespace, name, given, users=users)
 
 
@@ -195,8 +192,8 @@ def asking(seen: SeenClaim, spec: Mapping[str, Any], names: Names, classes: Mapp
         return replace(seen, doubt=error.with_traceback(None))  # whose frames hold the claim
     except InvalidRequest as error:
         return replace(seen, problem=error.with_traceback(None))
-    devices = _mapping(spec.get("devices"))
-    listed = [_mapping(one) for one in _list(devices.get("requests"))]
+    devices = mapping(spec.get("devices"))
+    listed = [mapping(one) for one in _list(devices.get("requests"))]
     several = tuple(str(one.get("name")) for one in listed if one.get("firstAvailable"))
     selectors = _selectors(listed, names, classes)
     return replace(seen, wishes=_wishes(devices, asked, names), selectors=selectors, open_requests=several)
@@ -221,7 +218,7 @@ def _selectors(
     for request in requests:
         if request.get("firstAvailable"):
             return ()
-        body = _mapping(request.get("exactly"))
+        body = mapping(request.get("exactly"))
         its = claims.class_of(body, "", names, classes)
         if its is not None:
             found.add((*its.selectors, *claims.selectors_of(body)))
@@ -234,11 +231,11 @@ def open_spec(claim: Mapping[str, Any], names: Names) -> tuple[dict[str, Any], b
     `asking` reads it, at once and again when a class has changed. Of one that is larger than any of ours need be only
     the classes are left.
     """
-    devices = _mapping(_mapping(claim.get("spec")).get("devices"))
+    devices = mapping(mapping(claim.get("spec")).get("devices"))
     requests, config = devices.get("requests"), devices.get("config")
     bodies = [
-        _mapping(body)
-        for one in map(_mapping, _list(requests)[: claims.MOST_REQUESTS])
+        mapping(body)
+        for one in map(mapping, _list(requests)[: claims.MOST_REQUESTS])
         for body in [one.get("exactly"), *_list(one.get("firstAvailable"))[: claims.MOST_REQUESTS]]
     ]
     named = tuple(dict.fromkeys(name for one in bodies if isinstance(name := one.get("deviceClassName"), str)))
@@ -265,10 +262,10 @@ def _of_another(config: object, names: Names) -> bool:
 
 def _given(allocation: Mapping[str, Any], names: Names) -> tuple[Given, ...]:
     found = []
-    for result in map(_mapping, _list(_mapping(allocation.get("devices")).get("results"))[: claims.MOST_REQUESTS]):
+    for result in map(mapping, _list(mapping(allocation.get("devices")).get("results"))[: claims.MOST_REQUESTS]):
         if result.get("driver") != names.driver or result.get("adminAccess"):
             continue
-        consumed = _mapping(result.get("consumedCapacity"))
+        consumed = mapping(result.get("consumedCapacity"))
         cores, blocks = _amount(consumed.get(claims.CORES), 1), _amount(consumed.get(claims.MEMORY), BLOCK_BYTES)
         found.append(Given(str(result.get("pool", "")), str(result.get("device", "")), cores, blocks))
     return tuple(found)
@@ -283,7 +280,7 @@ def _wishes(devices: Mapping[str, Any], asked: Sequence[ContainerRequest], names
     """Shares of one request are apart where a constraint says so; the rest of what constraints say is not read."""
     apart = {
         str(request)
-        for constraint in map(_mapping, _list(devices.get("constraints")))
+        for constraint in map(mapping, _list(devices.get("constraints")))
         for request in _list(constraint.get("requests"))
         if constraint.get("distinctAttribute") == f"{names.driver}/uuid"
     }
@@ -303,25 +300,25 @@ def _wishes(devices: Mapping[str, Any], asked: Sequence[ContainerRequest], names
 
 def names_of_claims(pod: Mapping[str, Any]) -> list[str]:
     """The claims that a pod uses, by name, as far as they have been made."""
-    statuses = map(_mapping, _list(_mapping(pod.get("status")).get("resourceClaimStatuses")))
+    statuses = map(mapping, _list(mapping(pod.get("status")).get("resourceClaimStatuses")))
     made = {str(one.get("name")): one.get("resourceClaimName") for one in statuses}
-    listed = [_mapping(one) for one in _list(_mapping(pod.get("spec")).get("resourceClaims"))]
+    listed = [mapping(one) for one in _list(mapping(pod.get("spec")).get("resourceClaims"))]
     names = [one.get("resourceClaimName") or made.get(str(one.get("name"))) for one in listed]
     return [name for name in names if isinstance(name, str)]
 
 
 def unmade(pod: Mapping[str, Any]) -> bool:
     """Whether a claim that a pod asks for by a template is still to be made; one whose status has no name never is."""
-    statuses = _list(_mapping(pod.get("status")).get("resourceClaimStatuses"))
-    known = {_mapping(one).get("name") for one in statuses}
-    listed = map(_mapping, _list(_mapping(pod.get("spec")).get("resourceClaims")))
+    statuses = _list(mapping(pod.get("status")).get("resourceClaimStatuses"))
+    known = {mapping(one).get("name") for one in statuses}
+    listed = map(mapping, _list(mapping(pod.get("spec")).get("resourceClaims")))
     return any(one.get("resourceClaimName") is None and one.get("name") not in known for one in listed)
 
 
 def names_of_templates(pod: Mapping[str, Any]) -> list[str]:
     """The ResourceClaimTemplates that a pod names."""
-    named = _mapping(pod.get("spec")).get("resourceClaims")
+    named = mapping(pod.get("spec")).get("resourceClaims")
     if named is None:  # as of nearly all pods
         return []
-    listed = map(_mapping, _list(named))
+    listed = map(mapping, _list(named))
     return [name for one in listed if isinstance(name := one.get("resourceClaimTemplateName"), str)]

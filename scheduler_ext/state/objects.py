@@ -42,7 +42,8 @@ class SeenNode:
 _LONGEST_VERSION = 20  # digits: 64 bits
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
+    """What a field holds; nothing where that is no object."""
     # From JSON it is a dict or nothing: an abstract class is asked in Python, a dozen times for each pod.
     if value is None:
         return {}
@@ -92,14 +93,14 @@ def pod_requests(pod: Mapping[str, Any]) -> tuple[int, int]:
 
 def node(data: Mapping[str, Any], names: Names) -> SeenNode:
     """Read a Node. Without the manager's inventory there are no UUIDs, so nothing can be placed there."""
-    metadata = _mapping(data.get("metadata"))
-    allocatable = _mapping(_mapping(data.get("status")).get("allocatable"))
+    metadata = mapping(data.get("metadata"))
+    allocatable = mapping(mapping(data.get("status")).get("allocatable"))
     cpu, memory = cpu_and_memory(allocatable)
     plugins = frozenset(one for one in allocatable if may_be_of_class(one, names) and _rounded_up(allocatable[one]) > 0)
-    text = _mapping(metadata.get("annotations")).get(names.inventory)
+    text = mapping(metadata.get("annotations")).get(names.inventory)
     name = str(metadata.get("name", ""))
-    labels = _mapping(metadata.get("labels"))
-    rest = (labels, _mapping(metadata.get("annotations")).get(names.bookings), plugins)
+    labels = mapping(metadata.get("labels"))
+    rest = (labels, mapping(metadata.get("annotations")).get(names.bookings), plugins)
     if not isinstance(text, str):
         return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, *rest)
     try:
@@ -118,27 +119,27 @@ def report(text: object) -> tuple[Report | None, str]:
 
 def place(pod: Mapping[str, Any]) -> str:
     """The node that a pod is bound to, or ""."""
-    return str(_mapping(pod.get("spec")).get("nodeName") or "")
+    return str(mapping(pod.get("spec")).get("nodeName") or "")
 
 
 def leaving(pod: Mapping[str, Any]) -> bool:
     """Whether somebody has asked for the pod's deletion."""
-    return bool(_mapping(pod.get("metadata")).get("deletionTimestamp"))
+    return bool(mapping(pod.get("metadata")).get("deletionTimestamp"))
 
 
 def runs(pod: Mapping[str, Any]) -> bool:
     """Whether kubelet has started a pod, and nobody has asked for its end."""
-    return _mapping(pod.get("status")).get("phase") == "Running" and not leaving(pod)
+    return mapping(pod.get("status")).get("phase") == "Running" and not leaving(pod)
 
 
 def nomination(pod: Mapping[str, Any]) -> str:
     """The node on which kube-scheduler has made room for a pod by preemption, or ""."""
-    return str(_mapping(pod.get("status")).get("nominatedNodeName") or "")
+    return str(mapping(pod.get("status")).get("nominatedNodeName") or "")
 
 
 def unschedulable(pod: Mapping[str, Any]) -> bool:
     """Whether kube-scheduler has found no place for a pod, and put it aside."""
-    told = _mapping(pod.get("status")).get("conditions")
+    told = mapping(pod.get("status")).get("conditions")
     return any(
         (one.get("type"), one.get("status"), one.get("reason")) == ("PodScheduled", "False", "Unschedulable")
         for one in (told if isinstance(told, list) else ())
@@ -148,19 +149,19 @@ def unschedulable(pod: Mapping[str, Any]) -> bool:
 
 def priority(pod: Mapping[str, Any]) -> int:
     """Kubernetes' priority of a pod; 0 where the API server has not set one."""
-    value = _mapping(pod.get("spec")).get("priority")
+    value = mapping(pod.get("spec")).get("priority")
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def uid(pod: Mapping[str, Any]) -> str:
     """ "" for what has none: such a pod is never booked."""
-    value = _mapping(pod.get("metadata")).get("uid")
+    value = mapping(pod.get("metadata")).get("uid")
     return value if isinstance(value, str) else ""
 
 
 def version(data: Mapping[str, Any]) -> int:
     """An object's resource version, which grows with each write (KEP-5504); 0 where it says none that does."""
-    text = _mapping(data.get("metadata")).get("resourceVersion")
+    text = mapping(data.get("metadata")).get("resourceVersion")
     return (
         int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < _LONGEST_VERSION else 0
     )
@@ -168,7 +169,7 @@ def version(data: Mapping[str, Any]) -> int:
 
 def named(pod: Mapping[str, Any], name: str) -> str | None:
     """An annotation's value, if it is a text."""
-    text = _mapping(_mapping(pod.get("metadata")).get("annotations")).get(name)
+    text = mapping(mapping(pod.get("metadata")).get("annotations")).get(name)
     return text if isinstance(text, str) else None
 
 
@@ -179,7 +180,7 @@ def annotation(pod: Mapping[str, Any], names: Names) -> str | None:
 
 def _was_taken(pod: Mapping[str, Any]) -> bool:
     """Whether kubelet has taken a pod in, and so its devices were given; an owner has no right to `status`."""
-    return bool(_mapping(pod.get("status")).get("startTime"))
+    return bool(mapping(pod.get("status")).get("startTime"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,5 +225,5 @@ def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
 
 def movable(pod: Mapping[str, Any], names: Names) -> bool:
     """Whether the owner lets a pod be moved: our annotation or the cluster autoscaler's says "false" if not."""
-    annotations = _mapping(_mapping(pod.get("metadata")).get("annotations"))
+    annotations = mapping(mapping(pod.get("metadata")).get("annotations"))
     return all(annotations.get(key) != "false" for key in (names.movable, SAFE_TO_EVICT))
