@@ -13,7 +13,7 @@ from collections.abc import Callable
 from scheduler_ext.http import hello, places, tls
 from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.places import Patience, Ranked, Repute
-from scheduler_ext.http.strangers import MOST, ByPeer
+from scheduler_ext.http.strangers import MOST, ByPeer, origin
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
@@ -142,7 +142,7 @@ class TlsDoor:
                 break
             self._told = False
             one.setblocking(False)
-            newcomer = Newcomer(one, str(address[0]))
+            newcomer = Newcomer(one, origin(str(address[0])))
             try:
                 come = newcomer.has_come()  # mostly it has, and is none of the silent ones for a moment
             except OSError:

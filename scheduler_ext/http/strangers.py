@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Collection, Iterable
 from typing import Generic, Protocol, TypeVar
@@ -22,8 +23,15 @@ _MOST_SLOW, _SMALL_SECONDS = 4, 10.0  # … so many of them are taken for meant,
 _SLOW_AS_ONE = 0.005  # … and counts as several if it is very slow
 
 
+def origin(address: str) -> str:
+    """Who is one to us, by an address as the kernel writes it: of IPv6 a network of /64, which one machine may have."""
+    if ":" not in address or address.startswith("::ffff:"):
+        return address
+    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
+
+
 class Stranger(Protocol):
-    """A connection of one. `peer`: the address that it comes from. `turn`: it waited for it; whether it reads soon."""
+    """A connection of one. `peer`: its `origin`. `turn`: it waited for it; whether it reads soon."""
 
     peer: str
 

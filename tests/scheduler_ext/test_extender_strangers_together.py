@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from scheduler_ext.admission import app as admission
+from scheduler_ext.http import server as servers
 from scheduler_ext.http import strangers as module
 from scheduler_ext.http.app import Probes
+from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.exchange import Answer, Request
 from scheduler_ext.http.pages import MetricsPage
 from scheduler_ext.http.strangers import Strangers
 from tests.scheduler_ext.extender_engine import engine_with
+from tests.scheduler_ext.test_extender_server import Application
+from tests.scheduler_ext.test_extender_writing import certificate
 
 
 class Fake:
@@ -30,6 +37,48 @@ class Fake:
 
     def abort(self) -> None:
         self.aborted = True
+
+
+def test_a_machine_that_has_a_network_of_ipv6_is_one_address() -> None:
+    """1,100 addresses of one /64 were as many strangers as 1,100 machines."""
+    ours = ("fd00:16::1", "fd00:16::ffff:2", "fd00:16:0:0:ffff:ffff:ffff:ffff")
+    assert len({module.origin(one) for one in ours}) == 1
+    others = ("fd00:16:0:1::1", "fe80::1%eth0", "::1", "10.0.0.1", "10.0.0.2", "::ffff:10.0.0.1", "::ffff:10.0.0.2", "")
+    assert len({module.origin(one) for one in ours + others}) == 1 + len(others)
+    assert module.origin("fe80::1%eth0") == module.origin("fe80::2")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("tls", [False, True])
+def test_connections_and_newcomers_are_counted_by_their_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    seen: list[str] = []
+    for where in ("http1.connection", "door"):
+        monkeypatch.setattr(f"scheduler_ext.http.{where}.origin", lambda address: seen.append(address) or "net")
+    served = ServerCertificate(*map(str, certificate(tmp_path, "server"))) if tls else None
+
+    async def work() -> None:
+        application = cast(Any, Application())
+        application.body_bytes = 1 << 20
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+        other = socket.create_server(("::1", 0), family=socket.AF_INET6)
+        server = servers.Server(application, other, None, (application, listener))
+        if tls:
+            other.close()
+            server = servers.Server(application, listener, served)
+        task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
+        trusted = ssl.create_default_context()
+        trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+        _, writer = await asyncio.open_connection(*listener.getsockname()[:2], ssl=trusted if tls else None)
+        while not server.connections:
+            await asyncio.sleep(0.01)
+        assert {one.peer for one in server.connections} == {"net"} and set(seen) == {"::1"} and len(seen) == 1 + tls
+        writer.close()
+        server.stop()
+        await task
+
+    asyncio.run(work())
 
 
 def test_strangers_together_have_a_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

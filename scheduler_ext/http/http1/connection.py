@@ -22,7 +22,7 @@ from scheduler_ext.http.http1 import heads
 from scheduler_ext.http.http1.heads import Head
 from scheduler_ext.http.http2.connection import Http2Connection, send_away
 from scheduler_ext.http.room import Room
-from scheduler_ext.http.strangers import UNREAD_BYTES, Sips, Strangers
+from scheduler_ext.http.strangers import UNREAD_BYTES, Sips, Strangers, origin
 
 _HEAD_PART = 512  # bytes of heads that are parsed at once: 28 requests at most
 _MOST_UNREAD = 4 << 20  # bytes that the kernel keeps for us of who has a certificate, if it may
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._client is not None:
             self._trust()
         elif self._strangers is not None:
-            self.peer = str((transport.get_extra_info("peername") or ("",))[0])
+            self.peer = origin(str((transport.get_extra_info("peername") or ("",))[0]))
             if tls is not None:
                 if not self._strangers.everybody:
                     self._transport.set_read_buffer_limits(UNREAD_BYTES)
