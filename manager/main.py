@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import logging
 import os
@@ -23,14 +22,11 @@ with needed("gpu-manager", "node"):
     from manager.config.settings import ENV_PREFIX, Settings
     from manager.errors import StartError, UnusableSettings
     from manager.process import instance_lock
-    from vcuda import logs
+    from vcuda import heap, logs
     from vcuda.printable import printable_lines
     from vcuda.settings import describe
 
 _FILES = 16384
-# mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of
-# pods. After 100 admissions beside 200 shares (benchmarks/manager.py) the daemon has 70 MiB with it and 76 without.
-_M_ARENA_MAX = -8
 _BARE = (
     "it serves the kubelet of a cluster's node, and nothing says that this is one: "
     "no flag, no variable GPU_MANAGER_…, no service account of a pod. "
@@ -61,9 +57,8 @@ def main() -> int:
         told = [word for word in sys.argv[2:] if not word.startswith("--log-format=")]
         return _doctor(parsed.settings) if told else _doctor_of_the_daemon(parsed.settings)
     _raise_files()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_ARENA_MAX, 2)
+    # After 100 admissions beside 200 shares (benchmarks/manager.py) the daemon has 70 MiB with it and 76 without.
+    heap.keep_few_heaps()
     logs.configure(parsed.settings.log_format, parsed.settings.log_level)
     log = logging.getLogger("manager")
     log.info("gpu-manager %s: %s", vcuda.__version__, ", ".join(describe(parsed.settings)))

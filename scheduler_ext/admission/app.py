@@ -93,8 +93,11 @@ class App(Probes):
             answer, result = self._answered(*judge(request.body))
         except (BadInput, RecursionError) as problem:
             self.bad()
+            # Not the problem itself: it and this frame would keep each other, and the body, for long.
             words = (
-                problem if isinstance(problem, BadInput) else "the pod's annotations or resources are nested too deep"
+                str(problem)
+                if isinstance(problem, BadInput)
+                else "the pod's annotations or resources are nested too deep"
             )
             return Answer(400, f"{words}\n".encode(), TEXT, close=True)
         self._metrics.reviews.labels(result).inc()

@@ -9,7 +9,7 @@ from scheduler_ext.admission.settings import Settings
 from scheduler_ext.commands.serve import listen
 from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.server import Server
-from vcuda import addresses
+from vcuda import addresses, heap
 
 _log = logging.getLogger(__name__)
 
@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate."""
     assert settings.tls_cert and settings.tls_key, "settings.read sees to it"
+    heap.give_back_what_was_large()
     certificate = ServerCertificate(settings.tls_cert, settings.tls_key)
     listener = listen(settings.bind_address, settings.port, "--port")
     metrics = app.Metrics()

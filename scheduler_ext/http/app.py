@@ -382,6 +382,7 @@ class App(Probes):
             return error(503, f"{ExtenderReason.NOT_LEADER}: {idle}")
         began = time.perf_counter()
         try:
+            extender_v1.check_weight(request.body)
             result = verb(request.body)
         except (BadInput, NotReady) as problem:
             return self._problem(problem)

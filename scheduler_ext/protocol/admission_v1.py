@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from scheduler_ext.protocol import weight
 from scheduler_ext.protocol.extender_v1 import BadInput
 from vcuda.kube import nesting
 from vcuda.printable import told
@@ -43,6 +44,9 @@ class Review:
 
 def read(body: bytes, kinds: Collection[str] = (POD,)) -> Review:
     """Read an AdmissionReview of an object of `kinds`. Raises BadInput, which names the field."""
+    heavy = weight.too_heavy(body)
+    if heavy is not None:
+        raise BadInput(f"{heavy}, which is more than any pod or claim that etcd takes has; let it have fewer fields")
     try:
         data = nesting.loads(body, orjson.loads)
     except orjson.JSONDecodeError as error:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from scheduler_ext.protocol import weight
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, REFUSALS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
 from vcuda.kube import nesting
 from vcuda.kube.errors import BadName
@@ -23,6 +24,7 @@ MAX_PRIORITY = 10  # MaxExtenderPriority
 EXPLAINED_NODES = 100  # a success with more candidates does not list those that were not chosen: nobody reads them
 
 _LONGEST_NAME = 253  # of a node
+_MOST_TIMES = 16  # its bytes, that a large body's objects may take; those of whole nodes take 8
 _LABELS = ["" if reason is None else str(reason) for reason in ROW_CODES]
 _LABELS[FITS] = str(ExtenderReason.NOT_CHOSEN)
 
@@ -95,6 +97,13 @@ class Verdict(NamedTuple):
     quota: str = ""
     whys: Mapping[str, str] = MappingProxyType({})
     passed: Sequence[str] = ()
+
+
+def check_weight(body: bytes) -> None:
+    """Raises BadInput for a body that would become too many objects to be read."""
+    heavy = weight.too_heavy(body, max(weight.MOST, _MOST_TIMES * len(body)))
+    if heavy is not None:
+        raise BadInput(f"{heavy}; no pod and no list of nodes has so many fields")
 
 
 def _object(body: bytes) -> dict[str, Any]:

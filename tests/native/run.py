@@ -79,6 +79,7 @@ PROGRAMS = {
     "scheduler_names": Program(("scheduler_names_test.c",), ("scheduler/*",), threads=False),
     "scheduler_exact": Program(("scheduler_exact_test.c",), ("scheduler/*",), threads=False),
     "scheduler_kept": Program(("scheduler_kept_test.c",), ("scheduler/*",), threads=False),
+    "scheduler_weight": Program(("scheduler_weight_test.c",), ("scheduler/*",), threads=False),
     "slot": Program(("slot_test.c",)),
     "slot_exit": Program(("slot_exit_test.c",)),
     "shared": Program(("shared_test.c",)),

@@ -23,6 +23,7 @@ from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD, parse_quantity
 GROUP_VERSION = "resource.k8s.io/v1"
 CORES, MEMORY = "cores", "memory"  # capacities of a device
 MOST_REQUESTS = 32  # of a claim (api/resource/v1, DeviceRequestsMaxSize)
+_MOST_CONFIGS, _MOST_ALTERNATIVES = 32, 8  # the same (DeviceConfigMaxSize, FirstAvailableDeviceRequestMaxSize)
 _LONGEST_SELECTOR = 1000  # characters of a claim's own that are read
 _LONGEST_LABEL, _LONGEST_POOL = 63, 253  # characters (api/resource/v1)
 _DEFAULT_NAMES = Names()
@@ -268,6 +269,7 @@ def demand(
     Undecided where it can't be told whether it asks anything.
     """
     devices = object_at(spec.get("devices"), "spec.devices")
+    _check_length(devices)
     configs = tuple(configs_of(devices.get("config"), "spec.devices.config", names))
     found: list[ContainerRequest] = []
     doubt: Undecided | None = None
@@ -291,6 +293,20 @@ def demand(
     if doubt is not None:
         raise doubt
     return tuple(found)
+
+
+def _check_length(devices: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest where it would take long to read: each request is looked at with each configuration."""
+    requests = objects(devices.get("requests"), "spec.devices.requests")
+    configs, alternatives = devices.get("config"), [one.get("firstAvailable") for one in requests]
+    for what, listed, most in (
+        ("requests", [requests], MOST_REQUESTS),
+        ("configurations", [configs], _MOST_CONFIGS),
+        ("alternatives of a request", alternatives, _MOST_ALTERNATIVES),
+    ):
+        many = max((len(one) for one in listed if isinstance(one, list)), default=0)
+        if many > most:
+            raise bad_claim(f"the claim has {many} {what}; Kubernetes takes {most}: make several claims of it")
 
 
 def class_of(
