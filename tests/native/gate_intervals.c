@@ -1,4 +1,5 @@
 /* What an interval between two marks is charged: alone, among others' slices, beside other streams. */
+#include "base/atomic.h"
 #include "gate_fixture.h"
 
 /* Others' slices lie as densely in what another stream's interval has paid for already, and were taken off there. */
@@ -85,6 +86,71 @@ static void test_a_whole_slice_surprises_less(void)
     for (unsigned n = 0; n < 10; n++)
         CHECK(!vc_estimate_learn(estimate, 500 * US, 500 * US, 500 * US, VC_EVIDENCE_CLEAN));
     CHECK(vc_estimate_learn(estimate, 500 * US, 2500 * US, 500 * US, VC_EVIDENCE_CLEAN) == 1); /* it may be somebody's of whom nobody knew */
+}
+
+static uint64_t later_ns;
+static bool arbitrated;
+
+/* An operation of 1 ms that was seen for so long where others are thought to have had `others_ns` of that. */
+static uint64_t charged_beside(struct vc_gate *of, uint64_t length_ns, uint64_t others_ns)
+{
+    later_ns += 10 * MS;
+    limits.arbiter_heartbeat_ns = arbitrated ? later_ns : 0;
+    struct vc_interval interval = {.from_ns = later_ns, .to_ns = later_ns + length_ns, .estimate_ns = MS, .others_gpu_ns = others_ns, .operations = 1, .measurable = true};
+    return vc_gate_seen(of, interval.to_ns, &interval).charged_ns;
+}
+
+static unsigned until_doubted(void)
+{
+    unsigned estimated = 0;
+    while (estimated < 1000 && charged_beside(&gate, 2600 * US, MS) == MS)
+        estimated++;
+    return estimated;
+}
+
+/* Whichever kernels run on into others' leases were long there, and each was charged its estimate: one function of 40 in turn, two of them a lease at most, had 32 to 38 points of 30, charged 29. So in processes that do so in turn. */
+static void test_who_is_longer_than_charged_where_others_are_is_doubted(void)
+{
+    for (unsigned sibling = 0; sibling < 2; sibling++) {
+        struct vc_gate other;
+        struct vc_slot_card slot = {0};
+        start(30, 30, VC_CARD_SHARED);
+        lease(T, T + 8 * MS, T);
+        vc_gate_init(&other, &limits, &limits.cards[0], &usage, &slot);
+        struct vc_gate *of = sibling ? &other : &gate;
+        later_ns = T;
+        arbitrated = true;
+        unsigned estimated = until_doubted();
+        CHECK(estimated >= 30 && estimated <= 50); /* 20 ms of others' parts may be a mistake */
+        CHECK(charged_beside(of, 2600 * US, MS) == 1600 * US);
+        usage.beyond_ns = sibling ? usage.beyond_ns : INT64_MIN; /* a tenant may write there */
+        for (unsigned n = 0; n < 200; n++)
+            CHECK(charged_beside(of, 2600 * US, MS) == 1600 * US);
+        unsigned until = 0;
+        while (until < 2000 && charged_beside(of, 2 * MS, MS) == MS && vc_load_relaxed(&of->beyond_ns) > 0)
+            until++;
+        CHECK(until >= 600 && until < 2000); /* for a second of its time */
+        CHECK(charged_beside(of, 2600 * US, MS) == MS);
+    }
+}
+
+/* What others had is off by a slice either way. */
+static void test_who_is_longer_as_often_as_shorter_is_not_doubted(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 8 * MS, T);
+    later_ns = T;
+    arbitrated = true;
+    bool doubted = false;
+    for (unsigned n = 0; n < 2000; n++)
+        doubted |= charged_beside(&gate, 2500 * US, n % 2 ? 2 * MS : MS) != MS;
+    for (unsigned n = 0; n < 2000; n++)
+        doubted |= charged_beside(&gate, 2500 * US, 1800 * US) != MS;
+    CHECK(!doubted);
+    CHECK(until_doubted() < 60); /* who was honest for long has saved up nothing */
+    gate.beyond_ns = usage.beyond_ns = 0;
+    arbitrated = false; /* nobody knows what others had */
+    CHECK(until_doubted() == 1000);
 }
 
 /* A cost that varies is none where others' slices are inside: that was a way to be charged 64 of 1,417 ms. Where they need not be inside each interval, and it comes near enough to the mean, that is charged. */
@@ -376,6 +442,8 @@ int main(void)
     test_what_surely_varies_by_less_is_measured_too();
     test_what_surprises_by_one_after_another_is_doubted_as_a_whole();
     test_a_whole_slice_surprises_less();
+    test_who_is_longer_than_charged_where_others_are_is_doubted();
+    test_who_is_longer_as_often_as_shorter_is_not_doubted();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_what_siblings_were_charged_before_is_not_charged_again();
     test_siblings_slices_make_no_cost_vary();

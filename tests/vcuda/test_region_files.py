@@ -283,6 +283,7 @@ OFFSETS = {
     ("vc_card_usage", "unpaid_ns"): 184,
     ("vc_card_usage", "all_until_ns"): 192,
     ("vc_card_usage", "surprises"): 200,
+    ("vc_card_usage", "beyond_ns"): 208,
     ("vc_slot", "pid"): 4,
     ("vc_slot", "flags"): 48,
     ("vc_slot", "unpaid_ns"): 56,

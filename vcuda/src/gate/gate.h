@@ -132,6 +132,7 @@ struct vc_gate {
     struct vc_samples samples;
     uint64_t launches, begins; /* operations, and those of them that found the card idle */
     uint64_t surprises;        /* vc_gate_learnt, where nobody but this process can write */
+    int64_t beyond_ns;         /* … and what overlapped intervals lasted beyond what they were charged, likewise */
     bool unsampled;            /* nobody looks, because nothing was launched for a while: whoever launches wakes the helper */
     uint64_t all_until_ns;    /* until then everything is marked: samples told of work that was not charged */
     const void *latest_lane;  /* whoever passed last … */

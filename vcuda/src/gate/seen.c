@@ -20,6 +20,11 @@ static const uint64_t IDLE_SINCE_NS = 300000;
 /* A slice of somebody of whom nobody knew surprises now and then, too: so often it does not, within so much that was charged. */
 static const uint64_t EACH_SURPRISE = 1000000, SURPRISES = 4 * VC_SURPRISE * EACH_SURPRISE, MOST_SURPRISES = 8 * SURPRISES, SURPRISED_NS = 2000000000;
 
+/* Each operation is charged its estimate where others' slices may be inside: whoever lets others be long there than where that is seen has more. What is seen of
+ * all of them beyond that should add up to nothing; a sixteenth of what is charged is taken for what others' parts are off by. From so much on all is doubted. */
+static const int64_t DOUBTED_NS = 20000000, LEAST_BEYOND_NS = -5000000, MOST_BEYOND_NS = 60000000;
+enum { BEYOND_PARTS = 16 };
+
 /* Refunds may set a clock back a little. */
 static uint64_t grown(uint64_t from, uint64_t to)
 {
@@ -261,14 +266,34 @@ void vc_gate_learnt(struct vc_gate *gate, uint64_t charged_ns, unsigned surprise
     add_surprise(&gate->usage->surprises, charged_ns, surprise); /* processes that end before are doubted together */
 }
 
+static int64_t within(int64_t ns, int64_t least_ns, int64_t most_ns)
+{
+    return ns < least_ns ? least_ns : ns > most_ns ? most_ns : ns;
+}
+
+/* In the file a tenant may write anything. */
+static void add_beyond(int64_t *sum, int64_t more_ns)
+{
+    int64_t is = within(vc_load_relaxed(sum), LEAST_BEYOND_NS, MOST_BEYOND_NS);
+    vc_store_relaxed(sum, within(is + more_ns, LEAST_BEYOND_NS, MOST_BEYOND_NS));
+}
+
+static void note_beyond(struct vc_gate *gate, const struct vc_settlement *settlement)
+{
+    int64_t more = within(settlement->beyond_ns, -MOST_BEYOND_NS, MOST_BEYOND_NS) - (int64_t)(settlement->charged_ns / BEYOND_PARTS);
+    add_beyond(&gate->beyond_ns, more);
+    add_beyond(&gate->usage->beyond_ns, more);
+}
+
 static bool is_doubted(const struct vc_gate *gate)
 {
-    return vc_later(vc_load_relaxed(&gate->surprises), vc_load_relaxed(&gate->usage->surprises)) > SURPRISES;
+    bool surprises = vc_later(vc_load_relaxed(&gate->surprises), vc_load_relaxed(&gate->usage->surprises)) > SURPRISES;
+    return surprises || gate->beyond_ns > DOUBTED_NS || vc_load_relaxed(&gate->usage->beyond_ns) > DOUBTED_NS;
 }
 
 struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
 {
-    struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_UPPER_BOUND};
+    struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_UPPER_BOUND, 0};
     uint64_t launched = interval->launched_ns;
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
@@ -291,6 +316,8 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
         interval->launched_meanwhile_ns = gate->launched_ns - vc_earlier(interval->seen_then_ns, gate->launched_ns);
         settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
                                         beside(&policy, interval));
+        if (policy.arbitrated) /* else nobody knows what others had */
+            note_beyond(gate, &settlement);
         settlement.charged_ns += not_siblings(gate, &policy, interval, settlement.charged_ns);
         vc_gate_charge_beyond(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns), interval->siblings_ns);
         if (interval->unknown) { /* it counted nothing when it was launched */

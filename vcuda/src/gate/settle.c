@@ -109,11 +109,11 @@ uint64_t vc_interval_own(const struct vc_interval *interval)
 /* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be and is proven. A cost that varies is
  * none, unless it comes near to the mean: of all such operations the longest run on into others' leases. What may begin at any time, because its stream had something
  * else to do before, lies among others' slices always. */
-static bool can_be(const struct vc_interval *interval)
+static bool can_be(const struct vc_interval *interval, bool doubted)
 {
     uint64_t estimate = interval->estimate_ns;
-    bool far = interval->behind || interval->beside || vc_interval_own(interval) > estimate + estimate / (interval->doubted ? 4 : 2);
-    bool varies = interval->risk_ns == VC_UNPROVEN_NS || (far && (interval->risk_ns != 0 || interval->doubted));
+    bool far = interval->behind || interval->beside || vc_interval_own(interval) > estimate + estimate / (doubted ? 4 : 2);
+    bool varies = interval->risk_ns == VC_UNPROVEN_NS || (far && (interval->risk_ns != 0 || doubted));
     uint64_t more = interval->unclear ? 2 * estimate + SWITCHES_NS : vc_later(estimate / 2, VC_LONG_OPERATION_NS); /* a few of others' operations */
     return !interval->unknown && !varies && estimate < interval->operations * VC_LONG_OPERATION_NS &&
            vc_interval_own(interval) <= estimate + more + vc_earlier(interval->others_gpu_ns / 2, OTHERS_UNTOLD_NS);
@@ -144,7 +144,7 @@ static bool is_unproven(const struct vc_interval *interval)
 static struct vc_settlement settle_alone(const struct vc_interval *interval, enum vc_evidence evidence)
 {
     uint64_t most = interval->uncovered_ns, estimate = interval->estimate_ns;
-    struct vc_settlement settlement = {most, most, evidence};
+    struct vc_settlement settlement = {most, most, evidence, 0};
     uint64_t idle = vc_interval_has_gaps(interval) ? most : vc_earlier(interval->slack_ns, most);
     bool told = idle != 0 && idle == interval->slack_ns && idle <= SLOW_CALL_NS && !interval->over; /* else its work may have been done within the call */
     if (told)
@@ -230,8 +230,8 @@ static struct vc_settlement settle_amid_siblings(struct vc_busy *busy, const str
 {
     uint64_t fresh = interval->uncovered_ns, others = interval->others_gpu_ns;
     if (fresh <= interval->estimate_ns + others)
-        return (struct vc_settlement){even_out(busy, interval, length_ns), fresh, VC_EVIDENCE_UPPER_BOUND};
-    return (struct vc_settlement){fresh - others, fresh - others, VC_EVIDENCE_LONG_OVERLAP};
+        return (struct vc_settlement){even_out(busy, interval, length_ns), fresh, VC_EVIDENCE_UPPER_BOUND, 0};
+    return (struct vc_settlement){fresh - others, fresh - others, VC_EVIDENCE_LONG_OVERLAP, 0};
 }
 
 /* What a stopped process left on the card is believed to be there until somebody knows better. It made a long operation longer, or it was not there; and no cost is known better by what it may have had. */
@@ -245,6 +245,14 @@ static bool settle_beside_stopped(const struct vc_interval *interval, struct vc_
     if (interval->uncovered_ns < estimate + interval->others_gpu_ns / 4 * 3)
         settlement->charged_ns = settlement->measured_ns = vc_later(settlement->charged_ns, vc_earlier(estimate, interval->uncovered_ns));
     return true;
+}
+
+/* What others had is a guess for one interval, and as often too much as too little for many. Where they launch meanwhile, or were stopped, it is worth nothing. */
+static int64_t beyond(const struct vc_interval *interval)
+{
+    if (interval->beside || interval->behind || interval->stopped)
+        return 0;
+    return (int64_t)vc_interval_own(interval) - (int64_t)vc_earlier(interval->estimate_ns, interval->uncovered_ns);
 }
 
 static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
@@ -261,12 +269,14 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
     else
         cover_work(busy, interval);
     bool amid = interval->siblings && !interval->unknown;
-    if (!overlapped || (has_no_slice(interval) && (amid || (beside && can_be(interval)))))
+    if (!overlapped || (has_no_slice(interval) && (amid || (beside && can_be(interval, interval->doubted)))))
         return settle_alone(interval, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN);
     if (amid)
         return settle_amid_siblings(busy, interval, length);
     struct vc_settlement settlement = {.measured_ns = interval->uncovered_ns};
-    if (can_be(interval)) {
+    if (can_be(interval, false))
+        settlement.beyond_ns = beyond(interval);
+    if (can_be(interval, interval->doubted)) {
         settlement.evidence = beside && !interval->unclear ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_UPPER_BOUND; /* else nothing would follow what is always longer */
         settlement.charged_ns = even_out(busy, interval, length);
         return settlement;

@@ -75,6 +75,7 @@ struct vc_settlement {
     uint64_t charged_ns;
     uint64_t measured_ns; /* what the estimates should have summed up to */
     enum vc_evidence evidence;
+    int64_t beyond_ns;    /* by how much what was seen of it, others' parts taken out, exceeds what is charged where nothing is doubted */
 };
 
 /* The card may have been idle between its operations, or behind the last one. */

@@ -67,6 +67,7 @@ VC__OFFSET(vc_card_usage, doubt, 176);
 VC__OFFSET(vc_card_usage, unpaid_ns, 184);
 VC__OFFSET(vc_card_usage, all_until_ns, 192);
 VC__OFFSET(vc_card_usage, surprises, 200);
+VC__OFFSET(vc_card_usage, beyond_ns, 208);
 
 VC__SIZE(vc_slot_card, 128);
 VC__OFFSET(vc_slot_card, gpu_ns, 32);
