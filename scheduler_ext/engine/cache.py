@@ -16,6 +16,7 @@ from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
 from scheduler_ext.scoring.second_choice import SecondChoices
 from scheduler_ext.scoring.typical_pods import Typical, Workload
+from scheduler_ext.state import objects
 from scheduler_ext.state.ahead import Ahead
 from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
@@ -25,7 +26,7 @@ from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.plugins import Plugins
 from scheduler_ext.state.pod_classes import PodClasses
-from scheduler_ext.state.pod_texts import PodKinds
+from scheduler_ext.state.pod_texts import KnownPod, PodKinds
 from scheduler_ext.state.pods import Gone, Nominations, PodCache
 from scheduler_ext.state.shape import Shape
 from scheduler_ext.state.unschedulable import UnschedulablePods
@@ -35,6 +36,7 @@ from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
 
 _MOST_COUNTED = 200_000  # pods whose demand has been counted; forgotten when they are gone
+_MOST_LEFT = 8192  # of the pods that are gone the last ones: about older ones kube-scheduler asks no more
 
 
 class Journal(Protocol):
@@ -97,6 +99,7 @@ class SchedulerCache:
         self.inherited: set[str] = set()
         self.inherited_until = -math.inf
         self._counted: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._left: collections.OrderedDict[str, None] = collections.OrderedDict()  # see `leave`
 
     def reported(self, node: str, uid: str) -> Use | None:
         """What the manager of a node says that it gave a pod."""
@@ -148,6 +151,22 @@ class SchedulerCache:
         if len(self._counted) > _MOST_COUNTED:
             self._counted.popitem(last=False)
         self.workload.observe(shape)
+
+    def leave(self, uid: str) -> None:
+        """A pod has ended, is deleted, or is being deleted and has no node: the API server gives it none any more."""
+        self._left[uid] = None
+        if len(self._left) > _MOST_LEFT:
+            self._left.popitem(last=False)
+
+    def stay(self, uid: str) -> None:
+        """A pod is there after all: the API server went back, or what said the other was late."""
+        self._left.pop(uid, None)
+
+    def leaves(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod is one that `leave` is about, or says itself that it is being deleted."""
+        if isinstance(pod, KnownPod):
+            return bool(pod.deleted) or pod.uid in self._left
+        return objects.leaving(pod) or pod["metadata"].get("uid") in self._left
 
     def forget_demand(self, uid: str) -> None:
         self._counted.pop(uid, None)

@@ -289,6 +289,8 @@ class Claims:
 
         self._cache.unschedulable.drop(uid)
         refused = _Refused(self._cache, decision, partial(self._again, uid, namespace or "default", name, names))
+        if self._cache.leaves(pod):
+            return refused(ExtenderReason.NO_SUCH_POD, f"pod {namespace}/{name} is gone or is being deleted")
         counted_here = bool(self._book.quotas.of(namespace))
         try:
             user = self._user(pod)

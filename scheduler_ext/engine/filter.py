@@ -66,10 +66,13 @@ class Filter:
     def _noted(
         self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | PlannedRefusal | None, *, briefly: bool
     ) -> Verdict | None:
-        if self._cache.journal is None:
-            return self._verdict(pod, names, plan, briefly)
         began = time.perf_counter()
-        verdict = self._verdict(pod, names, plan, briefly)
+        if self._cache.leaves(pod):
+            verdict: Verdict | None = self._of_leaving(pod, names)
+        else:
+            verdict = self._verdict(pod, names, plan, briefly)
+        if self._cache.journal is None:
+            return verdict
         if verdict is not None:
             self._journal(pod, names, verdict, time.perf_counter() - began)
         return verdict
@@ -84,6 +87,19 @@ class Filter:
             "filter", 1 + len(names), at_ns=self._cache.wall_clock(), seconds=seconds, pod=pod, offered=names,
             node=verdict.chosen, **reasons,
         )  # fmt: skip
+
+    def _of_leaving(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict:
+        """A pod gets no node that is gone, or being deleted. What it had is free unless a write may still count."""
+        metadata = pod["metadata"]
+        uid, name = objects.uid(pod), str(metadata.get("name") or "")
+        namespace = str(metadata.get("namespace") or "default")
+        old = self._cache.pods.get(uid)
+        if old is not None and old.state is State.ASSUMED and not old.attempted:
+            self._cache.pods.release(uid)
+        refusal = ExtenderReason.NO_SUCH_POD, f"pod {namespace}/{name} is gone or is being deleted"
+        at_ns, clock = self._cache.wall_clock(), self._cache.cluster.clock
+        self._decided(Decision(uid, namespace, name, at_ns, clock, len(names), refusal=refusal))
+        return Verdict(refusal=refusal)
 
     def _verdict(
         self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | PlannedRefusal | None, briefly: bool

@@ -103,6 +103,7 @@ class Intake:
     def see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> str:
         """See Engine.see_pod."""
         uid, node = objects.uid(pod), objects.place(pod)
+        self._cache.stay(uid)
         if node and not ended(pod):
             self._held.seen(uid, node)
         if ended(pod) and self._still_given(uid, node):
@@ -112,6 +113,7 @@ class Intake:
                 self._give_up(next((one for one in ones if not self._alive(one)), next(iter(ones))))
         elif ended(pod) or (not node and objects.leaving(pod)):
             self.lose_pod(uid)
+            self._cache.leave(uid)
         elif node:
             self._cache.ended.pop(uid, None)
             self._cache.unschedulable.drop(uid, for_good=True)
@@ -157,6 +159,7 @@ class Intake:
                 return False
             if uid in cache.waiting or cache.gangs.of(uid) is not None:
                 return False
+            cache.stay(uid)
             cache.waiting.show_new(uid, pod.namespace, pod.name, pod.created, wishes[0])
             if len(wishes[1].steps) <= MOST_LIGHT and cache.not_ready() is None and not cache.scores.knows(wishes[1]):
                 cache.ahead.put(uid, wishes[1])
@@ -374,6 +377,7 @@ class Intake:
         by_force = record is not None and not ends and (last is None or objects.place(last) == record.node)
         self._held.deleted(uid, record, by_force=by_force)
         self.lose_pod(uid)
+        self._cache.leave(uid)
 
     def giving_way(self) -> list[Record]:
         """What ended and just deleted pods still have, by their nodes' managers, and lose to who fits nowhere else."""

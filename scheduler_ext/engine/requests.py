@@ -43,6 +43,11 @@ class Requests(Parts):
         with self._lock:
             return self._filter.filter(pod, names, plan)
 
+    def leaves(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod is deleted, or being deleted: then it is refused."""
+        with self._lock:
+            return self.cache.leaves(pod)
+
     def filter_briefly(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
         """The same where few nodes have to be scored for it, and its gang is not refused by greed alone.
 

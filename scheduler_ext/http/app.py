@@ -92,6 +92,8 @@ class Extender:
             self._untouched.inc()
             return extender_v1.untouched(args)
         containers, alone = self._of(args.pod)
+        if (containers > MOST_LIGHT or not alone) and self._engine.leaves(args.pod):  # there is no plan to make
+            return self._answer(args, self._engine.filter(args.pod, args.names))
         if containers > MOST_LIGHT:
             return self._heavy_filter(args)
         if not alone:

@@ -179,6 +179,8 @@ class Replay:
         if self.outcome.policy is not None and event["why"] != "deleted":
             return  # the same pod, filtered again, is decided again
         self.engine.lose_pod(event["uid"])
+        if event["why"] != "deleted":
+            self.engine.cache.stay(event["uid"])  # its assumption has expired: it may be decided again
         self._refused.pop(event["uid"], None)
         self._again()
 

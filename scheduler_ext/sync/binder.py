@@ -180,6 +180,8 @@ class Binder:
             self._engine.lose_pod(record.uid)
         elif objects.place(pod):
             self._engine.read_pod(pod)
+        elif objects.leaving(pod):  # no Binding of it is carried out any more
+            self._engine.see_pod(pod)
         else:
             self._engine.end_bind(record.uid, State.ASSUMED)
 
@@ -234,6 +236,9 @@ class Binder:
             return (
                 None if place == args.node else Refused(ExtenderReason.OTHER_NODE, f"the pod is bound to node {place}")
             )
+        if objects.leaving(pod):
+            self._engine.see_pod(pod)
+            return Refused(ExtenderReason.NO_SUCH_POD, f"pod {args.namespace}/{args.name} is being deleted")
         if not request.asks_for_share(pod, self._engine.names):
             return Write(args.node, {})
         refused = self._engine.decide_for(pod, args.node)

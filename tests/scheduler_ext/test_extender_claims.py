@@ -157,7 +157,7 @@ def test_a_claim_or_pod_that_goes_gives_its_cards_back(engine: Engine, clock: Cl
     asks(engine, user("p", "c", uid="u"), ("a",))
     engine.lose_pod("u")
     assert free(engine, "a") == [100, 100]
-    asks(engine, user("p", "c", uid="u"), ("a",))
+    asks(engine, user("p", "c", uid="v"), ("a",))
     engine.keep_claims([])
     assert free(engine, "a") == [100, 100]
 

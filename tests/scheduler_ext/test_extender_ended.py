@@ -164,6 +164,7 @@ def test_what_goes_on_after_a_deletion_by_force_is_nobody_elses(gone: str, caplo
     assert engine.filter(newcomer, ["a", "b"]).chosen == "b", "no quota counts what is deleted"
     newcomer["spec"]["priority"] = 10
     engine.lose_pod("q")
+    newcomer["metadata"] |= {"name": "q2", "uid": "q2"}
     assert engine.preempt(newcomer, {"a": Victims(("p",))}) == {}
     engine.keep_pods([], clock() + 1)
     engine.see_node(reporting(P, 1))
@@ -182,7 +183,7 @@ def test_what_was_just_deleted_gives_way_only_to_who_fits_nowhere_else() -> None
     assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen == "a", "kube-scheduler asks once"
     engine.lose_pod("r")
     later(engine, clock)
-    assert engine.filter(pod("r", 60, 1, uid="r"), ["a", "b"]).chosen is None
+    assert engine.filter(pod("s", 60, 1, uid="s"), ["a", "b"]).chosen is None
 
 
 def test_who_has_ended_gives_way_to_one_and_is_booked_again_beside_it() -> None:

@@ -227,13 +227,14 @@ def test_models_and_uuids_are_included_and_excluded() -> None:
     engine, _ = engine_with(node("a", cards("a", 2)), node("t", cards("t", 2, model="T4")))
 
     def chosen(annotations: dict[str, str]) -> tuple[str | None, list[str]]:
-        one = pod("p", uid="u", annotations=annotations)
+        one = pod("p", annotations=annotations)
+        uid = one["metadata"]["uid"]
         verdict = engine.filter(one, ["a", "t"])
         if verdict.chosen is None:
             return None, []
-        write = engine.begin_bind("u", verdict.chosen)
+        write = engine.begin_bind(uid, verdict.chosen)
         assert isinstance(write, Write)
-        engine.lose_pod("u")
+        engine.lose_pod(uid)
         return verdict.chosen, [
             share.uuid for share in placement.decode(write.annotations[NAMES.placement]).containers["main"]
         ]

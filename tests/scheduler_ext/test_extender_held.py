@@ -101,7 +101,7 @@ def test_what_gave_way_to_one_does_not_give_way_to_who_fits_elsewhere() -> None:
     assert engine.overbooked() == [], "that alarm is for pods that came past us"
     assert engine.filter(pod("x", 30, 1, uid="x"), ["a"]).chosen == "a", "beside the one that has its place"
     engine.lose_pod("x")
-    assert with_room_elsewhere(engine, "x") == "b"
+    assert with_room_elsewhere(engine, "y") == "b"
 
 
 def test_what_gave_way_is_held_from_the_tenth_second_on() -> None:
@@ -113,7 +113,7 @@ def test_what_gave_way_is_held_from_the_tenth_second_on() -> None:
     assert engine.filter(pod("x", 20, 1, uid="x"), ["a"]).chosen == "a"
     engine.lose_pod("x")
     clock.now += 0.2
-    assert engine.filter(pod("x", 20, 1, uid="x"), ["a"]).chosen is None
+    assert engine.filter(pod("y", 20, 1, uid="y"), ["a"]).chosen is None
 
 
 def test_nothing_that_a_report_names_is_let_go_of_however_much_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

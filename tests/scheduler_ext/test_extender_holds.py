@@ -146,9 +146,9 @@ def test_many_changes_of_few_nodes_are_no_reason_to_score_a_few_at_a_time() -> N
     assert engine.filter_briefly(waiting, names) is not None
     for name in names:
         engine.see_node(node(name, cards(name, 1), cpu="7"))
-    engine.lose_pod("p")
+    waiting["metadata"]["uid"] = "q"
     assert engine.filter_briefly(waiting, names) is None
-    assert not engine.holds("p")
+    assert not engine.holds("q")
 
 
 def test_what_is_expected_is_worked_out_beside_the_requests_and_without_the_lock(
