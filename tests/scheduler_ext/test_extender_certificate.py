@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import socket
@@ -19,6 +20,7 @@ import uvloop
 
 from scheduler_ext.http import certificate as renewal
 from scheduler_ext.http import server as servers
+from scheduler_ext.http import tls
 from scheduler_ext.http.certificate import BadCertificate, ServerCertificate
 from tests.scheduler_ext.test_extender_server import Application, answer, post
 from tests.scheduler_ext.test_extender_writing import certificate
@@ -295,3 +297,47 @@ def test_only_cheap_groups_are_used_for_a_key_exchange(
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         found = {group for group in groups if used(group, version)}
         assert found == ({"X25519", "prime256v1"} if told else {"prime256v1"}), version
+
+
+@pytest.mark.parametrize("with_authority", [True, False])
+def test_of_a_body_without_room_little_is_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_authority: bool
+) -> None:
+    """300 that announced 1 MiB and sent 0.9 of it had the webhook killed in the chart's 256 MiB, 2 s after they began."""
+    taken: dict[int, int] = {}
+    usual = tls._Below.buffer_updated
+
+    def counted(self: Any, nbytes: int) -> None:
+        taken[id(self)] = taken.get(id(self), 0) + nbytes
+        usual(self, nbytes)
+
+    monkeypatch.setattr(tls._Below, "__init__", functools.partialmethod(uncached, tls._Below.__init__))
+    monkeypatch.setattr(tls._Below, "buffer_updated", counted)
+    pair = certificate(tmp_path, "server")
+    size = 1 << 20  # of which four have room, with certificates two
+
+    async def work(address: tuple[str, int]) -> None:
+        trusted = ssl.create_default_context(cafile=str(pair[0]))
+        if with_authority:
+            trusted.load_cert_chain(*pair)
+        ones = [await asyncio.open_connection(*address, ssl=trusted, server_hostname="127.0.0.1") for _ in range(8)]
+        for _, writer in ones:
+            writer.write(post("/x", bytes(size))[: size * 9 // 10])
+        await asyncio.sleep(2)
+        few = [each for each in taken.values() if each < size // 2]
+        assert len(taken) == 8 and len(few) == (6 if with_authority else 4)
+        assert max(few) < 192 * 1024  # some was read before it was known to be a body
+        for _, writer in ones:
+            writer.write(bytes(size // 10 + 200)[: size - size * 9 // 10 + len(post("/x", bytes(size))) - size])
+        for reader, writer in ones:
+            assert (await asyncio.wait_for(answer(reader), 10))[0] == 200  # all are served in the end
+            writer.close()
+
+    served = ServerCertificate(*map(str, pair), str(pair[0]) if with_authority else None)
+    serving(served, work)
+
+
+def uncached(self: Any, usual: Callable[..., None], *given: Any) -> None:
+    """Its method is looked up each time, though it hands on the layer's own."""
+    usual(self, *given)
+    self.__dict__.pop("buffer_updated", None)

@@ -26,6 +26,7 @@ from scheduler_ext.http.strangers import UNREAD_BYTES, Sips, Strangers, origin
 
 _HEAD_PART = 512  # bytes of heads that are parsed at once: 28 requests at most
 _MOST_UNREAD = 4 << 20  # bytes that the kernel keeps for us of who has a certificate, if it may
+_READS_BYTES = 16 * 1024  # of TLS at once, where no body has room
 _ROOM_SECONDS = 5.0  # that a body may wait for room
 _MOST_WAITING = 8  # requests that wait for those before them: what a client sends further ahead is not read yet
 
@@ -57,6 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         """`strangers`: those to whom it belongs unless it shows a certificate."""
         self._strangers = strangers
         self.peer = ""  # a stranger's address
+        self.reads_bytes = _READS_BYTES
         self.proven: Callable[[], None] | None = None  # called once; see `_line_up`
         self._sips: Sips | None = None  # how a stranger's TLS is read
         self._sleeps = self._reads_next = False  # it waits for its turn to be read, which has come
@@ -100,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         if tls is not None and tls.selected_alpn_protocol() == HTTP_2:
             if self._client is not None:
                 self._trust()
+                self.reads_bytes = len(self._buffer)  # what comes has room by its windows
                 second = Http2Connection(self._server, self._application, self._room, self._client)
                 self._transport.set_protocol(second)
                 self._parser = self._transport = self._tls = None
@@ -109,17 +112,22 @@ class Connection(asyncio.BufferedProtocol):
             self._closed = self._deaf = True
         elif tls is not None:
             tls.ended = self._tls_ended
+            self._take_in(_READS_BYTES)
         if self._client is not None:
             self._trust()
         elif self._strangers is not None:
             self.peer = origin(str((transport.get_extra_info("peername") or ("",))[0]))
             if tls is not None:
-                if not self._strangers.everybody:
-                    self._transport.set_read_buffer_limits(UNREAD_BYTES)
                 self._sips = Sips(self._strangers)
             self._strangers.enter(self)
         self._server.connections.add(self)
         self._expect_head(exchange.END_SECONDS if self._closed else exchange.SILENT_SECONDS)
+
+    def _take_in(self, most: int) -> None:
+        """So much that TLS may hold before it is read: no more than there is room for."""
+        self.reads_bytes = most
+        if self._tls is not None and self._transport is not None:
+            self._transport.set_read_buffer_limits(max(UNREAD_BYTES, most))
 
     def _trust(self) -> None:
         """It is no stranger's."""
@@ -414,6 +422,8 @@ class Connection(asyncio.BufferedProtocol):
         self._go_on()
 
     def _expect_body(self) -> None:
+        if self._held > _READS_BYTES:
+            self._take_in(self._held)
         self.until = time.monotonic() + self._application.body_seconds
         if self._continues:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -445,6 +455,8 @@ class Connection(asyncio.BufferedProtocol):
         request = Request(self._method, self._path, self._query, body, self._client, self._token, self._gzip)
         self._head_bytes = 0
         held, self._held = self._held, 0
+        if held > _READS_BYTES:
+            self._take_in(_READS_BYTES)
         if held > len(body):
             self._room.give(held - len(body))
         self._line_up(request, self._keep, len(body) if held else 0)
@@ -541,6 +553,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _give_room(self) -> None:
         held, self._held = self._held, 0
+        if held > _READS_BYTES:
+            self._take_in(_READS_BYTES)
         if held:
             self._room.give(held)
 
