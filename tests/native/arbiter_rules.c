@@ -313,6 +313,22 @@ static void test_overlapping_work_is_split(void)
     CHECK(tenants[0].others_gpu_ns == 5 * MS);
 }
 
+/* A burst of 50 us is done by the next look, as its tenant predicted. It was taken never to have been there, and the neighbour's kernel in which it lay for its own, however long that took. */
+static void test_what_came_and_went_between_two_looks_was_there(void)
+{
+    start(2);
+    works(0, T, MS, T + 10 * MS);
+    vc_plan_decide(&plan, T);
+    vc_plan_decide(&plan, T + MS);
+    CHECK(tenants[0].others_active_ns == 0);
+    works(1, T + MS, 50 * US, T + MS + 100 * US);
+    vc_plan_decide(&plan, T + 2 * MS);
+    CHECK(tenants[0].others_active_ns == T + 2 * MS);
+    works(1, T + 2 * MS, -20 * US, T + MS + 100 * US); /* a refund */
+    vc_plan_decide(&plan, T + 3 * MS);
+    CHECK(tenants[0].others_active_ns == T + 2 * MS);
+}
+
 /* Tenant 0 waits for each of its short kernels behind slices of tenant 1, whose long one runs on: it has hardly anything of the time that it is predicted to have work there. It
  * was taken to have half of it: the other one had 65 points of 50. */
 static void test_who_waits_behind_others_had_no_more_than_it_was_charged(void)
@@ -906,6 +922,7 @@ int main(void)
     test_claimed_work_must_be_paid_for();
     test_a_removed_holder_leaves_the_card_free();
     test_impossible_limits_are_bounded();
+    test_what_came_and_went_between_two_looks_was_there();
     test_overlapping_work_is_split();
     test_who_waits_behind_others_had_no_more_than_it_was_charged();
     test_what_was_charged_back_did_not_run();

@@ -79,6 +79,75 @@ static void test_what_surprises_by_one_after_another_is_doubted_as_a_whole(void)
     }
 }
 
+/* A child that launches short kernels, hides 8 of 100 us behind them, stops itself and is let go on 3 ms later, again and again: nobody took samples meanwhile, and it was done when somebody asked. It
+ * had 20 points of 30, charged 2 or 12, and a steady 70 beside it had 64 to 67, charged 70. */
+static void test_who_stands_still_with_work_on_the_card_again_and_again_is_doubted(void)
+{
+    static struct vc_slot slots[1];
+    static uint32_t slots_used = 1;
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 8 * MS, T);
+    gate.turns = (struct vc_turns){&usage, slots, &slots_used, 0, 0, 0};
+    gate.watched = true;
+    for (unsigned i = 0; i < 10; i++)
+        vc_gate_stood_still(&gate, T); /* it has nothing there */
+    CHECK(ask(T, 50 * US) == VC_GATE_GO && answer.opened);
+    for (unsigned i = 0; i < 10; i++)
+        vc_gate_stood_still(&gate, T + MS); /* … or launched nothing since the last time */
+    CHECK(!vc_gate_marks_all(&gate) && usage.surprises < 5 * VC_SURPRISE * MS);
+    CHECK(charged_amid_others(&gate, T + MS) == 500 * US);
+    for (unsigned i = 1; i <= 5; i++) {
+        CHECK(gate.samples.all_until_ns == 0);
+        gate.launches++;
+        vc_gate_stood_still(&gate, T + 4 * i * MS);
+    }
+    CHECK(gate.all_until_ns == T + 20 * MS + 2000 * MS && usage.all_until_ns == gate.all_until_ns); /* children do so in turn */
+    CHECK(charged_amid_others(&gate, T + 20 * MS) == 1100 * US);
+    gate.launches++;
+    vc_gate_stood_still(&gate, T + 1000 * MS);
+    CHECK(gate.all_until_ns == T + 20 * MS + 2000 * MS);
+    gate.launches++;
+    vc_gate_stood_still(&gate, T + 3000 * MS); /* again: for twice as long */
+    CHECK(gate.all_until_ns == T + 3000 * MS + 4000 * MS);
+}
+
+/* All of them were marked before the first began, while others had 400 us: these were taken off each of them, and so they were charged what they were thought to take. */
+static void test_others_part_is_taken_off_one_of_those_that_are_seen_late(void)
+{
+    struct vc_late latest = {0};
+    struct vc_interval interval = {.estimate_ns = 10 * US};
+    uint64_t all = 0;
+    for (unsigned i = 0; i < 8; i++) {
+        interval.from_ns = T + 100 * US + i * 104 * US - (i != 0) * US; /* as exactly as the card's clock tells */
+        interval.to_ns = T + 204 * US + i * 104 * US;
+        uint64_t inside = vc_others_in_late(&latest, &interval, T, 7 * MS, 7 * MS + 400 * US);
+        CHECK(inside <= interval.to_ns - interval.from_ns - 10 * US);
+        all += inside;
+    }
+    CHECK(all == 300 * US); /* for 100 us the first waited behind its mark */
+    interval.estimate_ns = 60 * US;
+    latest = (struct vc_late){0};
+    CHECK(vc_others_in_late(&latest, &interval, interval.from_ns, MS, 2 * MS) == 0); /* a slice takes two switches */
+    interval.to_ns = interval.from_ns + 2100 * US;
+    CHECK(vc_others_in_late(&latest, &interval, interval.from_ns, MS, 3 * MS) == 2 * MS);
+    struct vc_interval beside = interval; /* another stream's */
+    CHECK(vc_others_in_late(&latest, &beside, interval.from_ns, MS, 3 * MS) == 2 * MS);
+    CHECK(vc_others_in_late(&latest, &beside, interval.from_ns, 3 * MS, 2 * MS) == 0); /* a refund */
+}
+
+/* Each began a microsecond before the one before it had ended, as far as the card's clock tells: no estimate followed. */
+static void test_what_the_cards_clock_does_not_resolve_is_no_other_stream(void)
+{
+    start(30, 30, 0);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 104 * US, .estimate_ns = 50 * US, .operations = 1, .measurable = true, .launched_ns = 50 * US};
+    gate.launched_ns = MS;
+    vc_gate_seen(&gate, T + 104 * US, &interval);
+    interval = (struct vc_interval){.from_ns = T + 103 * US, .to_ns = T + 207 * US, .estimate_ns = 50 * US, .operations = 1, .measurable = true, .launched_ns = 100 * US};
+    CHECK(vc_gate_seen(&gate, T + 207 * US, &interval).evidence == VC_EVIDENCE_CLEAN);
+    interval = (struct vc_interval){.from_ns = T + 190 * US, .to_ns = T + 294 * US, .estimate_ns = 50 * US, .operations = 1, .measurable = true, .launched_ns = 150 * US};
+    CHECK(vc_gate_seen(&gate, T + 294 * US, &interval).evidence == VC_EVIDENCE_BESIDE);
+}
+
 static void test_a_whole_slice_surprises_less(void)
 {
     struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x8100, 1, 1));
@@ -441,6 +510,9 @@ int main(void)
     test_what_varies_is_charged_by_its_time();
     test_what_surely_varies_by_less_is_measured_too();
     test_what_surprises_by_one_after_another_is_doubted_as_a_whole();
+    test_who_stands_still_with_work_on_the_card_again_and_again_is_doubted();
+    test_others_part_is_taken_off_one_of_those_that_are_seen_late();
+    test_what_the_cards_clock_does_not_resolve_is_no_other_stream();
     test_a_whole_slice_surprises_less();
     test_who_is_longer_than_charged_where_others_are_is_doubted();
     test_who_is_longer_as_often_as_shorter_is_not_doubted();

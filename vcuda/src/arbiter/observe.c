@@ -149,6 +149,12 @@ bool vc_plan_others_behind(const struct vc_card_plan *plan, unsigned index, uint
     return behind;
 }
 
+/* What was charged since the last look was there in between, though it may be done. */
+static bool had_work(const struct vc_tenant *tenant, uint64_t now_ns)
+{
+    return tenant->still || tenant->look_charged_ns > 0 || on_card(tenant, now_ns);
+}
+
 static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, int64_t charged)
 {
     bool untold = tenant->seen.predicted_finish_ns < now_ns && was_lately(tenant->seen.began_ns, VC_UNTOLD, now_ns);
@@ -227,7 +233,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
             tenant->behind_ns = now_ns;
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
         tenant->active_ns = tenant->active ? now_ns : tenant->active_ns;
-        busy += tenant->still || on_card(tenant, now_ns);
+        busy += had_work(tenant, now_ns);
         still += tenant->still;
         keep_accounts(tenant, now_ns, elapsed, charged);
     }
@@ -235,7 +241,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         judge_credit(tenant, now_ns);
-        if (busy > (tenant->still || on_card(tenant, now_ns)) || vc_plan_others_behind(plan, i, now_ns))
+        if (busy > had_work(tenant, now_ns) || vc_plan_others_behind(plan, i, now_ns))
             tenant->others_active_ns = now_ns;
         if (still > tenant->still)
             tenant->others_still_ns = now_ns;

@@ -133,6 +133,7 @@ struct vc_gate {
     uint64_t launches, begins; /* operations, and those of them that found the card idle */
     uint64_t surprises;        /* vc_gate_learnt, where nobody but this process can write */
     int64_t beyond_ns;         /* … and what overlapped intervals lasted beyond what they were charged, likewise */
+    uint64_t stopped_launches; /* `launches` when it last went on after it had stood still */
     bool unsampled;            /* nobody looks, because nothing was launched for a while: whoever launches wakes the helper */
     uint64_t all_until_ns;    /* until then everything is marked: samples told of work that was not charged */
     const void *latest_lane;  /* whoever passed last … */
@@ -220,6 +221,10 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
 /* Estimates followed what became of an interval that was charged so much, and were surprised so much (VC_SURPRISE). Who does that with one function, size or graph now and another one then varies more
  * than any of them shows: for as long as it goes on, what its container launches is charged by how long it takes where others' slices may be inside. */
 void vc_gate_learnt(struct vc_gate *gate, uint64_t charged_ns, unsigned surprise);
+
+/* Nobody looked when somebody should have: the process was stopped with all its threads, and goes on. What it left on the card may have ended unseen, and nobody took samples meanwhile. Who does that again
+ * and again is doubted as one that varies by ever other operations is, and everything is marked. */
+void vc_gate_stood_still(struct vc_gate *gate, uint64_t now_ns);
 
 /* What passes between the two was charged for, though no interval tells of it. */
 void vc_gate_pays(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns);

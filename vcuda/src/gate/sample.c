@@ -183,6 +183,15 @@ static void tell(const struct vc_samples *samples, struct vc_card_usage *contain
     vc_store_relaxed(&container->doubt, 0);
 }
 
+void vc_samples_mark_for_longer(struct vc_samples *samples, struct vc_card_usage *container, uint64_t now_ns)
+{
+    if (now_ns < samples->all_until_ns)
+        return;
+    mark_for_longer(samples, now_ns);
+    if (container)
+        tell(samples, container);
+}
+
 uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *container, const struct vc_sample *sample)
 {
     if (container)

@@ -64,6 +64,9 @@ bool vc_samples_suspect(const struct vc_card_usage *container, uint64_t now_ns);
 /* Everything is to be marked until then, for whatever other reason. */
 void vc_samples_mark_until(struct vc_samples *samples, uint64_t now_ns, uint64_t until_ns);
 
+/* … for twice as long as the time before, if that is over; the container's other processes do so, too. */
+void vc_samples_mark_for_longer(struct vc_samples *samples, struct vc_card_usage *container, uint64_t now_ns);
+
 /* Nobody looks until something is launched again. */
 void vc_samples_pause(struct vc_samples *samples);
 

@@ -291,6 +291,21 @@ static bool is_doubted(const struct vc_gate *gate)
     return surprises || gate->beyond_ns > DOUBTED_NS || vc_load_relaxed(&gate->usage->beyond_ns) > DOUBTED_NS;
 }
 
+void vc_gate_stood_still(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    uint64_t launches = vc_load_relaxed(&gate->launches);
+    bool left = gate->open && launches != gate->stopped_launches; /* else the stop hid nothing */
+    gate->stopped_launches = launches;
+    if (left) {
+        vc_gate_learnt(gate, 0, VC_SURPRISE);
+        if (is_doubted(gate))
+            vc_samples_mark_for_longer(&gate->samples, gate->turns.slots ? gate->usage : NULL, now_ns);
+        vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
+
 struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
 {
     struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_UPPER_BOUND, 0};

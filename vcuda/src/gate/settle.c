@@ -18,6 +18,9 @@ static const uint64_t SWITCHES_NS = 50000;
 static const uint64_t MARK_COST_NS = 2000;
 static const uint64_t MARK_TELLS_NS = 40000;
 
+/* An event's time is a float of milliseconds. */
+static const uint64_t CLOCK_RESOLVES_NS = 2000;
+
 /* Seldom before the end is expected, often behind that, less so the later it is. */
 static const uint64_t LOOK_EARLY_NS = 1000000, LOOK_LATE_NS = 200000;
 
@@ -57,13 +60,31 @@ static uint64_t grown_by(uint64_t from, uint64_t to, double part)
 struct vc_gate_others vc_others_at(const struct vc_gate_others *from, uint64_t from_ns, const struct vc_gate_others *to, uint64_t now_ns, uint64_t at_ns)
 {
     struct vc_gate_others at = *to;
-    if (from_ns == 0 || at_ns <= from_ns || now_ns <= at_ns + SEEN_LATE_NS)
+    if (from_ns == 0 || at_ns <= from_ns || !vc_seen_late(now_ns, at_ns))
         return at;
     double part = (double)(at_ns - from_ns) / (double)(now_ns - from_ns);
     at.siblings_ns = grown_by(from->siblings_ns, to->siblings_ns, part);
     if (now_ns > at_ns + VC_ABANDONED_AFTER_NS)
         at.tenants_ns = grown_by(from->tenants_ns, to->tenants_ns, part);
     return at;
+}
+
+bool vc_seen_late(uint64_t now_ns, uint64_t at_ns)
+{
+    return now_ns > at_ns + SEEN_LATE_NS;
+}
+
+uint64_t vc_others_in_late(struct vc_late *latest, const struct vc_interval *interval, uint64_t marked_ns, uint64_t then_ns, uint64_t tenants_ns)
+{
+    uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns, since = marked_ns, before = then_ns;
+    if (interval->from_ns + CLOCK_RESOLVES_NS >= latest->to_ns) { /* not beside it */
+        since = vc_later(since, latest->to_ns);
+        before = vc_later(before, latest->tenants_ns);
+    }
+    before += interval->from_ns > since ? interval->from_ns - since : 0;
+    uint64_t most = length > estimate + SWITCHES_NS ? length - estimate : 0, inside = tenants_ns > before ? vc_earlier(tenants_ns - before, most) : 0;
+    *latest = (struct vc_late){interval->to_ns, vc_earlier(before, vc_later(tenants_ns, then_ns)) + inside};
+    return inside;
 }
 
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to)
@@ -168,7 +189,7 @@ static struct vc_settlement settle_alone(const struct vc_interval *interval, enu
 static void judge_beside(const struct vc_interval *interval, uint64_t length_ns, struct vc_settlement *settlement)
 {
     uint64_t launched = interval->launched_meanwhile_ns;
-    bool beside = interval->joined || interval->uncovered_ns < length_ns;
+    bool beside = interval->joined || interval->uncovered_ns + vc_earlier(CLOCK_RESOLVES_NS, length_ns / 16) < length_ns; /* the card's clock resolves no less */
     if (!beside || interval->unknown)
         return;
     if (length_ns < interval->estimate_ns)

@@ -70,6 +70,19 @@ struct vc_interval {
     bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
 };
 
+/* What was seen late, several intervals at once, was marked before any of it began: what others had since then is not in each. The latest such interval's end, and the clock of other tenants as
+ * far as their part is in those until then. */
+struct vc_late {
+    uint64_t to_ns, tenants_ns;
+};
+
+/* Whether an end was seen so late that nobody can have looked. */
+bool vc_seen_late(uint64_t now_ns, uint64_t at_ns);
+
+/* What other tenants had within one of them, whose begin was marked at `marked_ns`, when their clock said `then_ns`, while it says `tenants_ns` at its end: no more than it lasted longer than was thought, and
+ * nothing where that is less than it takes a card to go to another context and back. What it waited for behind its mark was theirs; the rest may lie in those behind it. */
+uint64_t vc_others_in_late(struct vc_late *latest, const struct vc_interval *interval, uint64_t marked_ns, uint64_t then_ns, uint64_t tenants_ns);
+
 /* What became of it: how the estimates of its operations should follow. */
 struct vc_settlement {
     uint64_t charged_ns;

@@ -16,7 +16,7 @@ static uint32_t wake_word;
 static uint64_t awake_at_ns; /* when the helper will look next; UINT64_MAX: not by itself; 0: it is awake */
 
 static uint64_t rung_ns;       /* when it was first woken since it last was awake; 0: it was not */
-static uint64_t awake_since_ns;
+static uint64_t awake_since_ns, asleep_since_ns; /* the latter: 0 where it had no time to */
 
 /* So late a helper has others look in its place. */
 static const uint64_t MISSED_NS = 20000000;
@@ -68,10 +68,19 @@ bool vc_bell_missed(uint64_t now_ns)
     return since < now_ns && now_ns - since > MISSED_NS;
 }
 
+uint64_t vc_bell_late_ns(uint64_t now_ns)
+{
+    uint64_t awake_at = vc_load(&awake_at_ns), rung = vc_load(&rung_ns);
+    uint64_t due = rung != 0 ? vc_earlier(awake_at, rung) : awake_at;
+    due = vc_later(due, asleep_since_ns); /* what a look takes is no sleep */
+    return asleep_since_ns != 0 && due < now_ns ? now_ns - due : 0;
+}
+
 void vc_bell_sleep(uint64_t until_ns, uint32_t word)
 {
     vc_store(&awake_at_ns, until_ns);
     uint64_t now = vc_now_ns();
+    asleep_since_ns = until_ns > now ? now : 0;
     if (until_ns <= now)
         return;
     uint64_t sleep = until_ns - now;
@@ -90,4 +99,5 @@ void vc_bell_forked(void)
     vc_store_relaxed(&awake_since_ns, 0);
     vc_store_relaxed(&rung_ns, 0);
     vc_store_relaxed(&awaited, 0);
+    asleep_since_ns = 0;
 }

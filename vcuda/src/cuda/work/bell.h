@@ -13,6 +13,8 @@ void vc_bell_awaits(int marks);
 void vc_bell_kick(void);
 /* Whether the helper should have looked by now, and has not: it is held, or ended, or there is none. */
 bool vc_bell_missed(uint64_t now_ns);
+/* The helper's, before it is awake: how long ago it should have been. */
+uint64_t vc_bell_late_ns(uint64_t now_ns);
 /* The helper's: it was started. */
 void vc_bell_started(void);
 /* The helper's: it is awake from now on; returns what to pass to the sleep. */

@@ -91,6 +91,15 @@ uint64_t vc_gates_rest(void)
     return next;
 }
 
+void vc_gates_stood_still(void)
+{
+    for (int card = 0; card < VC_MAX_PROCESS_CARDS; card++) {
+        struct vc_gate *gate = vc_gates_find(card);
+        if (gate)
+            vc_gate_stood_still(gate, vc_now_ns());
+    }
+}
+
 /* --- samples --- */
 
 /* So long after the last launch nobody looks any more. */

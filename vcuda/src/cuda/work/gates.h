@@ -17,6 +17,9 @@ const struct vc_card *vc_gates_card(const struct vc_gate *gate);
 /* Charge what other processes of the container left on the card when they stopped or ended. */
 void vc_gates_settle_abandoned(struct vc_gate *gate);
 
+/* The helper's: nothing but a stop explains why it did not look when it should have. */
+void vc_gates_stood_still(void);
+
 /* The helper's: tell what was charged, and have gates rest whose work is over; returns when to look again. */
 uint64_t vc_gates_rest(void);
 

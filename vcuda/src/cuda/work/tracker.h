@@ -113,6 +113,7 @@ struct vc_tracker {
 
     /* The helper's own. */
     struct vc_overrun overruns[VC_STREAMS_LEFT];
+    struct vc_late latest;
     CUstream clock_stream;
     CUevent base, next_base; /* base: reached, all times are taken from it */
     uint64_t base_low_ns, base_high_ns; /* when, in CLOCK_MONOTONIC: the tightest bounds so far */
