@@ -6,6 +6,7 @@ Sources: k8s.io/api/admission/v1 (types.go); RFC 6902 and 6901 for patches and t
 from __future__ import annotations
 
 import base64
+import gc
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,10 +48,15 @@ def read(body: bytes, kinds: Collection[str] = (POD,)) -> Review:
     heavy = weight.too_heavy(body)
     if heavy is not None:
         raise BadInput(f"{heavy}, which is more than any pod or claim that etcd takes has; let it have fewer fields")
+    collects = gc.isenabled()
+    gc.disable()  # nothing of it is garbage: to look for some among ever more lists takes ten times as long as to read
     try:
         data = nesting.loads(body, orjson.loads)
     except orjson.JSONDecodeError as error:
         raise BadInput(f"the body is not JSON: {error}") from None
+    finally:
+        if collects:
+            gc.enable()
     if not isinstance(data, dict) or data.get("apiVersion") != API_VERSION or data.get("kind") != "AdmissionReview":
         raise BadInput(f"the body is not an AdmissionReview of {API_VERSION}")
     request = _mapping(data.get("request"), "request")

@@ -10,7 +10,7 @@ from vcuda._native import ffi, lib
 # That is always taken: a pod and its last version of the largest size that etcd takes (1.5 MiB each) have up to 84 MiB.
 MOST = 96 * 2**20
 _MIB = 2**20
-_MOST_OF_A_BYTE = 512  # no byte of a text weighs more
+_MOST_OF_A_BYTE = 1024  # no byte of a text weighs more
 
 
 def too_heavy(body: bytes, most: int = MOST) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import subprocess
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from scheduler_ext.admission.rules import CLAIM, Rules, decide_claim
-from scheduler_ext.protocol import weight
+from scheduler_ext.protocol import admission_v1, weight
 from scheduler_ext.protocol.admission_v1 import Review
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import FakeApi, pod
@@ -223,3 +224,20 @@ def test_a_claim_of_more_than_kubernetes_takes_is_not_read(devices: dict[str, An
         "claims of it",
         refusal.message,
     )
+
+
+def test_nothing_is_looked_for_among_what_is_read() -> None:
+    """Of 0.47 s that 2.5 MB of lists took 0.42 were looks for garbage, in which nobody else was answered."""
+    looks: list[str] = []
+
+    def look(phase: str, _: dict[str, Any]) -> None:
+        looks.append(phase)
+
+    body = review(listed(600_000, "[]"))
+    gc.collect()
+    gc.callbacks.append(look)
+    try:
+        assert admission_v1.read(body).kind == "Pod"
+    finally:
+        gc.callbacks.remove(look)
+    assert len(looks) <= 6 and gc.isenabled(), len(looks)  # two for each look; there were 570

@@ -12,7 +12,7 @@
 #define NUMBER 32
 #define MEMBER 24    /* behind a comma: a place in a list, and the note */
 #define KEY 56       /* a place in a dictionary that is half empty, and the note */
-#define MENDED 128   /* what has to be taken out of a text that no parser takes is copied in pieces (vcuda/kube/nesting.py) */
+#define MENDED 512   /* what has to be taken out of a text that no parser takes is copied in pieces (vcuda/kube/nesting.py): that takes time, too */
 #define DEPTH 64     /* beyond this it may have to be */
 
 /* Behind the string that begins there; `weight` grows by what it takes. */
