@@ -47,7 +47,7 @@ def read(body: bytes, kinds: Collection[str] = (POD,)) -> Review:
     """Read an AdmissionReview of an object of `kinds`. Raises BadInput, which names the field."""
     heavy = weight.too_heavy(body)
     if heavy is not None:
-        raise BadInput(f"{heavy}, which is more than any pod or claim that etcd takes has; let it have fewer fields")
+        raise BadInput(f"{heavy}, which is more than a pod or claim needs; let it have fewer fields")
     collects = gc.isenabled()
     gc.disable()  # nothing of it is garbage: to look for some among ever more lists takes ten times as long as to read
     try:
