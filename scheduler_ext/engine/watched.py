@@ -109,6 +109,9 @@ class Watched(Parts):
         """Take in a Pod with a node that was read by itself: the watch may be behind, and still show it without one."""
         wishes = self._intake.wishes(pod)
         with self._lock:
+            known = self.cache.pods.get(objects.uid(pod))
+            if known is not None and known.state is State.CONFIRMED:
+                return  # the watch was faster
             if self._intake.is_as_written(pod):
                 self._bindings.end(objects.uid(pod), State.BOUND)
             else:

@@ -143,6 +143,14 @@ def test_the_watch_may_show_later_how_a_pod_that_was_read_was_before(as_written:
     assert engine.bound_to("p") is None
 
 
+def test_what_the_watch_has_shown_before_it_was_read_stays_so() -> None:
+    """Else the next event of it, minutes later, passed for a watch that is as late."""
+    engine, one, write = uncertain()
+    engine.see_pod(bound(one, write))
+    engine.read_pod(bound(one, write))
+    assert state(engine) is State.CONFIRMED and free(engine) == 70
+
+
 def test_a_second_bind_while_a_write_is_in_doubt_is_refused_and_writes_nothing() -> None:
     engine, _, _ = uncertain()
     api = Api()
