@@ -293,6 +293,23 @@ static void test_what_siblings_launched_takes_nothing_from_what_was_learnt(void)
     }
 }
 
+/* What siblings launch while a kernel of unknown cost has the card runs behind it: four children of eight kernels of 1 ms had 51.3 points of 50, as a quarter of their first ones was charged 0.2 ms. */
+static void test_what_siblings_launch_takes_nothing_off_a_first_measurement_shorter_than_a_slice(void)
+{
+    static const struct {
+        uint64_t lasted, siblings, charged;
+    } cases[] = {{MS, 2 * MS, MS}, {1900 * US, 10 * MS, 1900 * US}, {4 * MS, 2 * MS, 2 * MS}, {4 * MS, 10 * MS, 800 * US}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (unsigned siblings = 0; siblings < 2; siblings++) {
+            struct vc_busy busy = {0};
+            struct vc_interval interval = {.from_ns = T, .to_ns = T + cases[i].lasted, .others_gpu_ns = cases[i].siblings, .operations = 1, .measurable = true, .unknown = true,
+                                           .risk_ns = VC_UNPROVEN_NS, .siblings = siblings};
+            uint64_t rest = cases[i].lasted - (cases[i].siblings < cases[i].lasted ? cases[i].siblings : cases[i].lasted);
+            uint64_t of_tenants = rest > cases[i].lasted / 5 ? rest : cases[i].lasted / 5;
+            CHECK(vc_interval_settle(&busy, &interval, true, false).charged_ns == (siblings ? cases[i].charged : of_tenants));
+        }
+}
+
 /* Another process's 640 us are charged when it launches them, and run within a kernel of 10 us that begins later: that was charged them too, and its cost was taken for one that varies (eight
  * processes had 48 to 59 of 90, charged 90). They excuse so much once, and not what they had in between. */
 static void test_what_siblings_were_charged_before_is_not_charged_again(void)
@@ -517,6 +534,7 @@ int main(void)
     test_who_is_longer_than_charged_where_others_are_is_doubted();
     test_who_is_longer_as_often_as_shorter_is_not_doubted();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
+    test_what_siblings_launch_takes_nothing_off_a_first_measurement_shorter_than_a_slice();
     test_what_siblings_were_charged_before_is_not_charged_again();
     test_siblings_slices_make_no_cost_vary();
     test_a_pause_behind_work_covers_nothing();

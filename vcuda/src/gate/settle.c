@@ -141,9 +141,11 @@ static bool can_be(const struct vc_interval *interval, bool doubted)
 }
 
 /* Side by side, or among siblings: one that is hardly longer than was thought has no slice of another inside, which costs two switches
- * at least. */
+ * at least. One of which nothing is known has none of a sibling's if it is shorter than a slice: what they were charged meanwhile runs later. */
 static bool has_no_slice(const struct vc_interval *interval)
 {
+    if (interval->unknown)
+        return interval->siblings && interval->uncovered_ns < VC_LONG_OPERATION_NS;
     return !interval->loose && !vc_interval_has_gaps(interval) && interval->slack_ns <= SLOW_CALL_NS &&
            interval->uncovered_ns <= interval->estimate_ns + interval->slack_ns + SWITCHES_NS;
 }
@@ -290,7 +292,7 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
     else
         cover_work(busy, interval);
     bool amid = interval->siblings && !interval->unknown;
-    if (!overlapped || (has_no_slice(interval) && (amid || (beside && can_be(interval, interval->doubted)))))
+    if (!overlapped || (has_no_slice(interval) && (interval->siblings || (beside && can_be(interval, interval->doubted)))))
         return settle_alone(interval, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN);
     if (amid)
         return settle_amid_siblings(busy, interval, length);
