@@ -484,6 +484,27 @@ static void test_a_lease_waits_for_what_is_longer_than_it(void)
     }
 }
 
+/* A holder that is idle while nobody waits keeps its lease, and had to answer for all of that time once somebody came: an idle second behind a lease that had begun while another waited cost a 25 four
+ * seconds of its turn. */
+static void test_what_nobody_waits_for_is_left_idle_for_nothing(void)
+{
+    start(2);
+    for (unsigned i = 0; i < 2; i++)
+        waits(i, T);
+    uint64_t next = vc_plan_decide(&plan, T), returns = T + 1000 * MS;
+    CHECK(plan.holder == 0);
+    double before = tenants[0].virtual_ns;
+    works(0, T, 2 * MS, T + 2 * MS);
+    tenants[0].seen.waiting_until_ns = tenants[1].seen.waiting_until_ns = 0;
+    for (uint64_t now = T + 20 * US; plan.holder == 0 && now <= returns + 10 * MS; now = next) {
+        if (now >= returns)
+            waits(1, now);
+        next = vc_plan_decide(&plan, now);
+    }
+    CHECK(plan.holder == 1);
+    CHECK_NEAR(tenants[0].virtual_ns - before, 2 * MS * 4, 100 * US);
+}
+
 /* Longer than others' slices take nobody waits on a card that slices: where somebody does, who has begun has the card. */
 static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
 {
@@ -900,6 +921,7 @@ int main(void)
     test_what_processes_tell_counts_whatever_the_file_says();
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
     test_a_lease_waits_for_what_is_longer_than_it();
+    test_what_nobody_waits_for_is_left_idle_for_nothing();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_nobodys_lease_is_its_own_while_others_work_may_begin_at_any_time();
     test_a_lease_is_its_holders_own_from_when_others_work_has_run_on();

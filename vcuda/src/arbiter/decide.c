@@ -280,6 +280,7 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t elap
         plan->contended = false;
         if (idle) {
             holder->was_idle = true; /* but it keeps the lease: its next burst starts at once */
+            plan->occupancy_counts = false; /* nobody lost what it leaves idle */
         } else if (now_ns + VC_LEASE_LEAD_NS >= plan->lease_end_ns) {
             start_lease(plan, now_ns, now_ns);
         }
