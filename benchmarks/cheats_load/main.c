@@ -64,6 +64,7 @@ static const struct pattern patterns[] = {
     PATTERN(long_behind_slow_launches, 1, 1, 0),
     PATTERN(long_among_priorities, 1, 1, 0),
     PATTERN(one_of_many_sizes_long, 1, 1, 0),
+    PATTERN(one_of_many_sizes_seldom_long, 1, 1, 0),
     PATTERN(long_among_short_ones_on_own, 1, 1, 0),
     {"threads_48", threads_round, 48, 1, 0},
     PATTERN(polled_by_threads, 8, 1, 0),

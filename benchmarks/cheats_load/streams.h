@@ -252,23 +252,32 @@ static void long_among_priorities(struct place *place)
 }
 
 /* … of 40 launch sizes, each proven short, and another one each time: who had to wait for a lease has one of its own for longer than 4 ms, so what it launches from then on runs on into another's. */
-static void one_of_many_sizes_long(struct place *place)
+static void many_sizes_long(struct place *place, unsigned most, unsigned every)
 {
     enum { SIZES = 40, PROVEN = 10 };
     static handle kernels[2];
     static uint64_t leased_ns;
-    static unsigned launched, times[2];
+    static unsigned launched, leases, longs, times[2];
     if (!kernels[0]) {
         kernels[0] = launched_by_argument(place, "spin_500us");
         kernels[1] = launched_by_argument(place, "spin_1900us");
     }
     uint64_t begun = now_ns();
-    unsigned is_long = launched++ > SIZES * PROVEN && begun > leased_ns + 4000000, size = times[is_long]++ % SIZES;
+    unsigned is_long = launched++ > SIZES * PROVEN && leases % every == 0 && longs < most && begun > leased_ns + 4000000, size = times[is_long]++ % SIZES;
     void *arguments[] = {&kernels[is_long]};
     CALL(cuLaunchKernel, function_of(place, "sim_launch"), 1u << size % 10, 1, 1, 32u << size / 10, 1, 1, 0, place->streams[0], arguments, NULL);
-    if (now_ns() > begun + 3500000)
+    longs += is_long;
+    if (now_ns() > begun + 3500000) {
         leased_ns = now_ns();
+        leases++;
+        longs = 0;
+    }
 }
+
+static void one_of_many_sizes_long(struct place *place) { many_sizes_long(place, UINT32_MAX, 1); }
+
+/* … and that hardly ever. */
+static void one_of_many_sizes_seldom_long(struct place *place) { many_sizes_long(place, 2, 3); }
 
 static void long_among_short_ones_on_own(struct place *place)
 {

@@ -505,6 +505,58 @@ static void test_what_nobody_waits_for_is_left_idle_for_nothing(void)
     CHECK_NEAR(tenants[0].virtual_ns - before, 2 * MS * 4, 100 * US);
 }
 
+/* Tenant 0's lease is over, and tenant 1 waits. Returns whether that one has to wait until what is on the card is seen to have ended. */
+static bool is_waited_for(int64_t hidden)
+{
+    waits(0, T);
+    vc_plan_decide(&plan, T);
+    tenants[1].was_idle = false;
+    tenants[1].virtual_ns = tenants[0].virtual_ns + 1e6;
+    tenants[0].hidden_ns = hidden;
+    works(0, T, 6 * MS, T + 6 * MS);
+    for (unsigned i = 0; i < 2; i++)
+        waits(i, T + 5800 * US);
+    vc_plan_decide(&plan, T + 5800 * US);
+    return plan.holder == 0;
+}
+
+/* What an end says that was waited for is waited for at others, as long as it is worth it; nothing is launched meanwhile. */
+static void test_what_ends_of_leases_hide_is_waited_for(void)
+{
+    for (unsigned endless = 0; endless < 2; endless++) {
+        start(2);
+        CHECK(is_waited_for(MS) && tenants[0].lease_end_ns == T + 5800 * US);
+        for (uint64_t now = T + 6 * MS; now < T + (endless ? 9800 : 7000) * US; now += 100 * US) {
+            for (unsigned i = 0; i < 2; i++)
+                waits(i, now);
+            works(0, now, 0, now + 200 * US);
+            CHECK(vc_plan_decide(&plan, now) > now && plan.holder == 0);
+        }
+        uint64_t now = T + (endless ? 9900 : 7150) * US;
+        works(0, now, endless ? 0 : MS, endless ? now + 200 * US : T + 7 * MS);
+        for (unsigned i = 0; i < 2; i++)
+            waits(i, now);
+        vc_plan_decide(&plan, now);
+        CHECK(plan.holder == 1 && tenants[1].lease_clock_ns == (endless ? tenants[0].finish_ns : now));
+        CHECK_NEAR(tenants[0].hidden_ns, (endless ? 1 : 2) * MS - 250 * US, US); /* less what the wait cost, and what predictions are off by */
+    }
+}
+
+/* More often until it is known what they hide. */
+static void test_ends_of_leases_are_waited_for_at_random(void)
+{
+    for (unsigned known = 0; known < 2; known++) {
+        unsigned waited = 0;
+        for (unsigned i = 0; i < 3200; i++) {
+            uint64_t random = plan.random;
+            start(2);
+            plan.random = random;
+            waited += is_waited_for(known ? -3 * (int64_t)MS : 0);
+        }
+        CHECK_NEAR(waited, known ? 200 : 400, 60);
+    }
+}
+
 /* Longer than others' slices take nobody waits on a card that slices: where somebody does, who has begun has the card. */
 static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
 {
@@ -922,6 +974,8 @@ int main(void)
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
     test_a_lease_waits_for_what_is_longer_than_it();
     test_what_nobody_waits_for_is_left_idle_for_nothing();
+    test_what_ends_of_leases_hide_is_waited_for();
+    test_ends_of_leases_are_waited_for_at_random();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_nobodys_lease_is_its_own_while_others_work_may_begin_at_any_time();
     test_a_lease_is_its_holders_own_from_when_others_work_has_run_on();

@@ -327,7 +327,9 @@ static void hand_over(struct model *model, struct process *process, struct mark 
         process->seldom_at_ns = model->now + process->load.seldom_ns;
     if (process->load.slower_ns && slower)
         ns = (double)process->load.slower_ns;
-    if (process->load.tail_ns && model->now >= model->limits.cards[process->tenant].lease_clock_ns + 4000000)
+    const struct vc_card_limit *limit = &model->limits.cards[process->tenant];
+    bool tails = process->load.tail_every == 0 || limit->lease_sequence / 2 % process->load.tail_every == 0;
+    if (process->load.tail_ns && tails && model->now >= limit->lease_clock_ns + (process->load.tail_every ? 5000000 : 4000000))
         ns = (double)process->load.tail_ns;
     uint64_t call = varied(model, model->timing.launch_ns), stall = held_up(model), begins = *host_ns;
     uint64_t submits = model->timing.jitter == 0 ? call : (uint64_t)((0.85 + 0.25 * uniform(model)) * (double)call);

@@ -18,7 +18,7 @@ enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 64, MODEL_QUEUE = 4096, MODEL_MARKS 
  * then `pause_ns` on the processor; active from `from_ns` to `until_ns`. With `longest_ns` they are of MODEL_KINDS kinds, of times between
  * the two, always in the same order; `host_ns` more than a launch takes the host passes between two of them. `native`: it has no share.
  * `slower_ns`: so long they take from the first second on; with `change_ns` by turns, each for so long; with `seldom_ns` one of another kind that often.
- * `tail_ns`: of MODEL_KINDS kinds in turn each takes so long from a lease's 4th ms on.
+ * `tail_ns`: of MODEL_KINDS kinds in turn each takes so long from a lease's 4th ms on; with `tail_every` from the 5th of one lease in so many, where two tenants take turns.
  * `in_turn`: the threads of the process are one thread's streams, on which it launches in turn: one, or a `burst` and then sleeps for `pause_ns`.
  * `sly_ns`: so long they take while others may launch meanwhile, which a tenant can read in its limits. */
 struct model_load {
@@ -27,6 +27,7 @@ struct model_load {
     uint64_t pause_ns;
     bool native;
     uint64_t sly_ns, slower_ns, change_ns, seldom_ns, tail_ns;
+    unsigned tail_every;
     bool in_turn;
     unsigned burst;
     uint64_t from_ns, until_ns;

@@ -427,6 +427,22 @@ static void test_whoever_is_long_at_a_leases_end_by_ever_another_kernel_has_its_
     }
 }
 
+/* … and so seldom that neither a kind nor the sum of them tells: some ends of leases are waited for, and tell of the others. */
+static void test_whoever_is_seldom_long_at_a_leases_end_has_its_limit(void)
+{
+    for (unsigned every = 2; every <= 4; every++) {
+        struct model *model = model_new(1, true);
+        model_tenant(model, 30, 30, true);
+        model_process(model, 0, (struct model_load){.kernel_ns = 500 * US, .tail_ns = 1900 * US, .tail_every = every, .until_ns = 100 * S});
+        model_tenant(model, 70, 70, true);
+        model_process(model, 1, greedy(MS));
+        model_run(model, 8 * S);
+        CHECK(share(model, 0, S, 8 * S) <= 30.5);
+        CHECK(share(model, 1, S, 8 * S) >= 68);
+        model_free(model);
+    }
+}
+
 /* Kernels longer than a slice overlap at every change of lease: what each was charged stays near what it had. */
 static void test_long_kernels_of_several_tenants_are_charged_what_they_had(void)
 {
@@ -731,6 +747,7 @@ int main(void)
     test_side_by_side_nobody_takes_more_than_its_own();
     test_many_kinds_of_kernels_get_their_shares_on_the_card_that_was_measured();
     test_whoever_is_long_at_a_leases_end_by_ever_another_kernel_has_its_limit();
+    test_whoever_is_seldom_long_at_a_leases_end_has_its_limit();
     test_long_kernels_of_several_tenants_are_charged_what_they_had();
     test_waiting_behind_work_of_its_own_shows_no_uncut_card();
     test_long_kernels_beside_who_waits_for_each_of_its_own_have_their_limit();

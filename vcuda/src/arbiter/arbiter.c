@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -61,6 +62,8 @@ static struct card *card_of(struct vc_arbiter *arbiter, const char *uuid)
         return NULL;
     memcpy(card->uuid, uuid, VC_UUID_BYTES);
     vc_plan_init(&card->plan);
+    if (getrandom(&card->plan.random, sizeof card->plan.random, GRND_NONBLOCK) != (ssize_t)sizeof card->plan.random)
+        card->plan.random = vc_now_ns();
     grown[arbiter->card_count++] = card;
     return card;
 }

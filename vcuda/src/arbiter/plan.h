@@ -75,6 +75,7 @@ struct vc_tenant {
     int64_t period_charged_ns; /* while tenants launch side by side: since the period began … */
     unsigned period_looks;     /* … at how many looks it was active … */
     double lag_ns;             /* … and by how much it lags behind what leases would have given it */
+    int64_t hidden_ns; /* what ends of its leases that were waited for say that it hides at the others */
     uint64_t credit_at_ns; /* when a waiting tenant in debt will have credit again */
 
     /* What to write into its limits file. */
@@ -99,6 +100,10 @@ struct vc_card_plan {
     bool occupancy_counts; /* somebody waited from its beginning: the holder answers for all of its time */
     uint64_t lease_start_ns, lease_end_ns, lease_clock_ns;
     uint64_t lease_others_ns; /* the holder's clock of others' parts when its lease began */
+    uint64_t random; /* no tenant knows it */
+    bool over, drains, drains_by_chance; /* the lease is over, but what is on the card is let end first … */
+    uint64_t over_ns; /* … since then … */
+    int64_t over_charged_ns; /* … when so much had been charged for it */
     uint64_t held_from_ns; /* when the holder's work could first run; renewals keep it */
     uint64_t sequence;
     bool together;           /* all that are known to leave room for each other launch side by side */
