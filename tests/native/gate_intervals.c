@@ -516,8 +516,45 @@ static void test_work_that_was_done_within_its_call_is_not_taken_to_be_short(voi
     CHECK(vc_interval_settle(&busy, &interval, false, false).charged_ns == 10 * US);
 }
 
+/* A thread that was held up between a launch and the mark behind it, by a busy machine: its sets of 2.7 us seemed to take 0.1 ms now and then, so they were taken for such
+ * that vary, and each got a mark of its own (14 points of a steady 70's neighbour, which could have 21). */
+static void test_who_is_held_up_before_its_end_mark_does_not_vary(void)
+{
+    static const struct {
+        uint64_t took;
+        bool done; /* before its end was marked */
+        enum vc_evidence evidence;
+    } cases[] = {
+        {150 * US, true, VC_EVIDENCE_UPPER_BOUND}, {150 * US, false, VC_EVIDENCE_CLEAN}, {5 * US, true, VC_EVIDENCE_CLEAN}, {5 * MS, true, VC_EVIDENCE_CLEAN},
+    };
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct vc_mark_times from = {.recording_ns = T - 300, .recorded_ns = T, .begins_ns = T};
+        uint64_t end = T + cases[i].took, recorded = cases[i].done ? end + US : T + 2 * US;
+        struct vc_mark_times to = {.recording_ns = recorded - 300, .recorded_ns = recorded, .reached_ns = end};
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.estimate_ns = 2700, .operations = 1, .measurable = true};
+        vc_interval_begin(&interval, &from, T, end, 0);
+        vc_interval_end(&interval, &to);
+        struct vc_settlement settlement = vc_interval_settle(&busy, &interval, false, false);
+        CHECK(settlement.charged_ns == cases[i].took && settlement.evidence == cases[i].evidence);
+    }
+}
+
+/* What waits at a lease's begin for another's slice, and nobody marked its begin, lasts no longer than it is charged for that: honest sets were doubted by the sum. */
+static void test_what_began_nobody_knows_when_tells_nothing_of_what_is_hidden(void)
+{
+    for (unsigned loose = 0; loose < 2; loose++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + 1600 * US, .estimate_ns = 2700, .others_gpu_ns = 400 * US, .operations = 1, .loose = loose, .measurable = true};
+        struct vc_settlement settlement = vc_interval_settle(&busy, &interval, true, false);
+        CHECK(settlement.charged_ns == 2700 && (settlement.beyond_ns > 0) == !loose);
+    }
+}
+
 int main(void)
 {
+    test_who_is_held_up_before_its_end_mark_does_not_vary();
+    test_what_began_nobody_knows_when_tells_nothing_of_what_is_hidden();
     test_work_that_was_done_within_its_call_is_not_taken_to_be_short();
     test_a_call_that_is_held_up_hides_nothing_of_what_it_launched();
     test_work_waits_since_its_own_before_it_ended();

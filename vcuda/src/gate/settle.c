@@ -14,6 +14,9 @@ static const uint64_t SLOW_CALL_NS = 25000;
 /* Less than it takes any card to go to another context and back. */
 static const uint64_t SWITCHES_NS = 50000;
 
+/* No thread takes so long from a launch to the mark behind it, unless it is held up. */
+static const uint64_t HELD_UP_NS = 50000;
+
 /* Between two operations a mark costs the card something, too: so much on an H100; it is little of so much more. */
 static const uint64_t MARK_COST_NS = 2000;
 static const uint64_t MARK_TELLS_NS = 40000;
@@ -168,6 +171,9 @@ static struct vc_settlement settle_alone(const struct vc_interval *interval, enu
 {
     uint64_t most = interval->uncovered_ns, estimate = interval->estimate_ns;
     struct vc_settlement settlement = {most, most, evidence, 0};
+    /* Its thread was held up until its end mark was recorded, which found it done: it may have ended long before. All of it is charged, but no cost varies by that. */
+    if (interval->over && !is_unproven(interval) && most > estimate + HELD_UP_NS && most < VC_MARK_NS)
+        settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
     uint64_t idle = vc_interval_has_gaps(interval) ? most : vc_earlier(interval->slack_ns, most);
     bool told = idle != 0 && idle == interval->slack_ns && idle <= SLOW_CALL_NS && !interval->over; /* else its work may have been done within the call */
     if (told)
@@ -270,10 +276,11 @@ static bool settle_beside_stopped(const struct vc_interval *interval, struct vc_
     return true;
 }
 
-/* What others had is a guess for one interval, and as often too much as too little for many. Where they launch meanwhile, or were stopped, it is worth nothing. */
+/* What others had is a guess for one interval, and as often too much as too little for many. Where they launch meanwhile, or were stopped, or where nobody knows when it began (a slice of
+ * theirs before is no part of it), it is worth nothing. */
 static int64_t beyond(const struct vc_interval *interval)
 {
-    if (interval->beside || interval->behind || interval->stopped)
+    if (interval->beside || interval->behind || interval->stopped || interval->loose)
         return 0;
     return (int64_t)vc_interval_own(interval) - (int64_t)vc_earlier(interval->estimate_ns, interval->uncovered_ns);
 }
