@@ -435,6 +435,19 @@ static bool left_is_busy(struct vc_tracker *tracker)
     return busy;
 }
 
+/* A process that has not had the card yet has no clock either. Until its first mark is reached it had nothing that its siblings would have to pay for, should it end. (On a shared card the
+ * arbiter would take it for work that lasts.) */
+static void wait_without_clock(struct vc_tracker *tracker)
+{
+    pthread_mutex_lock(&tracker->mutex);
+    struct vc_under_way *entry = tracker->first;
+    pthread_mutex_unlock(&tracker->mutex);
+    uint64_t now = vc_now_ns();
+    bool queued = entry && entry->from && !entry->from->behind && !reached(entry->from->event);
+    if (queued && expected_end(entry) < now && !vc_gate_policy(tracker->gate, now).shared)
+        vc_gate_overdue(tracker->gate, now, expected_end(entry), true);
+}
+
 /* Look at everything under way in one context; returns when to look again. */
 static uint64_t work_off(struct vc_tracker *tracker)
 {
@@ -452,8 +465,10 @@ static uint64_t work_off(struct vc_tracker *tracker)
     bool clock = have_clock(tracker);
     uint64_t renewed = vc_now_ns() + VC_LOOK_NS;
     next = tracker->renewing && renewed < next ? renewed : next;
-    if (!clock && !tracker->broken)
+    if (!clock && !tracker->broken) {
+        wait_without_clock(tracker);
         return next;
+    }
     /* Only this thread takes entries out; others append, under the mutex. */
     struct vc_under_way **link = &tracker->first;
     bool begun = false;
