@@ -11,6 +11,8 @@
 static const double UNEXPLAINED_PART = 0.04;
 /* … less what others had of it, up to this part of its charges. */
 static const double BELIEVED_PART = 0.75;
+/* Who interrupts another's lease, or uses no more of its own, has the card handed over once more: what that leaves it idle for is no part of its lease. */
+static const double HANDED_OVER_NS = 200000;
 /* So much beyond a lease's end its holder may have on the card before the next one waits for that, and so long that one waits: no longer, or what is on the card and what is held back might
  * wait for each other. */
 static const uint64_t RUNS_ON_LEAST_NS = 2000000, RUNS_ON_MOST_NS = 25000000;
@@ -160,7 +162,7 @@ static void start_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t clo
     plan->contended = others_wait(plan, plan->holder);
     plan->occupancy_counts = plan->contended;
     holder->lease_charged_ns = 0;
-    plan->over = plan->drains = false;
+    plan->over = plan->drains = plan->interrupts = false;
     plan->lease_others_ns = holder->others_gpu_ns;
     holder->deep = false;
 }
@@ -185,27 +187,31 @@ static void grant(struct vc_card_plan *plan, int next, int previous, uint64_t no
     plan->occupancy_counts = plan->contended || previous >= 0;
 }
 
+static void take_unexplained(struct vc_tenant *holder, double ns)
+{
+    holder->virtual_ns += ns / share(holder);
+    take_entitled(holder, ns);
+}
+
 /* What the lease kept the card busy with, but nobody was charged for (switches, bubbles), is the holder's. */
 static void end_lease(struct vc_card_plan *plan, uint64_t now_ns)
 {
     struct vc_tenant *holder = &plan->tenants[plan->holder];
-    uint64_t until = holder->finish_ns > now_ns ? holder->finish_ns
-                     : holder->was_idle         ? vc_later(now_ns - VC_LEASE_IDLE_NS, holder->finish_ns)
-                                                : now_ns;
-    if (until <= plan->lease_clock_ns)
-        return;
-    vc_together_measure(holder, until - plan->lease_clock_ns, holder->lease_charged_ns);
-    if (!plan->occupancy_counts)
+    uint64_t until = vc_later(holder->finish_ns, now_ns), used_until = holder->was_idle ? vc_later(now_ns - VC_LEASE_IDLE_NS, holder->finish_ns) : until;
+    unsigned hand_overs = plan->interrupts + (holder->was_idle && plan->occupancy_counts);
+    if (hand_overs != 0)
+        take_unexplained(holder, hand_overs * HANDED_OVER_NS);
+    if (used_until > plan->lease_clock_ns)
+        vc_together_measure(holder, used_until - plan->lease_clock_ns, holder->lease_charged_ns);
+    if (until <= plan->lease_clock_ns || !plan->occupancy_counts)
         return;
     double occupied = (double)(until - plan->lease_clock_ns);
     double charged = (double)holder->lease_charged_ns, others = (double)(holder->others_gpu_ns - plan->lease_others_ns);
     /* What others had left on the card was theirs. That goes by what the holder says of itself, too: it is believed up to a part of what it was charged. */
     double most = charged > 0 ? charged * BELIEVED_PART : 0, believed = others < most ? others : most;
     double unexplained = occupied - charged - believed;
-    if (unexplained > UNEXPLAINED_PART * occupied) {
-        holder->virtual_ns += unexplained / share(holder);
-        take_entitled(holder, unexplained);
-    }
+    if (unexplained > UNEXPLAINED_PART * occupied)
+        take_unexplained(holder, unexplained);
 }
 
 /* It used the lease, and what it would launch next is too long for the rest: that would be idle time. */
@@ -364,12 +370,14 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t elap
         holder->was_idle = true;
     else if (preempting < 0 && !over)
         return;
+    bool interrupts = preempting >= 0;
     end_lease(plan, now_ns);
     if (preempting < 0) {
         bool may_stay = holder->in_credit && !idle; /* whether it waits at this moment or its host is at work */
         preempting = least_served(plan, may_stay ? old : -1, old);
     }
     grant(plan, preempting, old, now_ns);
+    plan->interrupts = interrupts;
 }
 
 /* --- results --- */

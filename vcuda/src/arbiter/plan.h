@@ -101,6 +101,7 @@ struct vc_card_plan {
     uint64_t lease_start_ns, lease_end_ns, lease_clock_ns;
     uint64_t lease_others_ns; /* the holder's clock of others' parts when its lease began */
     uint64_t random; /* no tenant knows it */
+    bool interrupts;       /* it came back from idle, and ended another's lease */
     bool over, drains, drains_by_chance; /* the lease is over, but what is on the card is let end first … */
     uint64_t over_ns; /* … since then … */
     int64_t over_charged_ns; /* … when so much had been charged for it */
