@@ -263,7 +263,6 @@ static bool drains(struct vc_card_plan *plan, uint64_t now_ns)
 {
     const struct vc_tenant *holder = &plan->tenants[plan->holder];
     int next = least_served(plan, -1, plan->holder);
-    bool stops = holder->stopped_ns != 0 && now_ns < holder->stopped_ns + STOPPED_LATELY_NS;
     if (!plan->over) {
         plan->over = true;
         plan->over_ns = now_ns;
@@ -273,7 +272,8 @@ static bool drains(struct vc_card_plan *plan, uint64_t now_ns)
         if (plan->drains) /* nothing is launched any more */
             plan->lease_end_ns = vc_earlier(plan->lease_end_ns, now_ns);
     }
-    if (!plan->drains || stops || plan->uncut_until_ns > now_ns || next < 0 || plan->tenants[next].rank > holder->rank)
+    /* Not beside one that was stopped lately, as runs_on: a child that stops for a moment in each second would let the others hide what they like. */
+    if (!plan->drains || holder->still || plan->uncut_until_ns > now_ns || next < 0 || plan->tenants[next].rank > holder->rank)
         return false;
     if (now_ns < plan->over_ns + DRAIN_MOST_NS && now_ns < holder->finish_ns + DRAINED_NS)
         return true;
