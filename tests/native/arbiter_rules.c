@@ -540,6 +540,8 @@ static void test_what_ends_of_leases_hide_is_waited_for(void)
         start(2);
         tenants[0].stopped_ns = T - 500 * MS; /* a process of it was, and goes on */
         CHECK(is_waited_for(MS) && tenants[0].lease_end_ns == T + 5800 * US);
+        tenants[1].returned = true; /* who comes back from idle then can't end that */
+        tenants[1].virtual_ns = tenants[0].virtual_ns - 1;
         for (uint64_t now = T + 6 * MS; now < T + (endless ? 9800 : 7000) * US; now += 100 * US) {
             for (unsigned i = 0; i < 2; i++)
                 waits(i, now);

@@ -51,6 +51,7 @@ _RULES = (
     "region/share",
     "region/abandoned",
     "arbiter/decide",
+    "arbiter/drain",
     "arbiter/together",
     "arbiter/observe",
     "arbiter/divide",

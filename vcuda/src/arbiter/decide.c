@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "arbiter/drain.h"
 #include "arbiter/together.h"
 #include "gate/bucket.h"
 #include "region/share.h"
@@ -18,15 +19,6 @@ static const double HANDED_OVER_NS = 200000;
 static const uint64_t RUNS_ON_LEAST_NS = 2000000, RUNS_ON_MOST_NS = 25000000;
 /* Whose processes are stopped does not see its work end, and learns that it takes longer than it does: nobody waits for that, so long after. */
 static const uint64_t STOPPED_LATELY_NS = 1000000000;
-/* At the end of one lease in so many, which nobody can foresee, what is on the card is let end before the next holder begins: so it is seen how long it took, with nobody beside. More often
- * until a second or so of such ends told nothing. */
-enum { DRAIN_EACH = 16, DRAIN_EACH_AT_FIRST = 8 };
-/* A helper sees within so long that an end comes later than was predicted, and says so; nobody waits longer than the second for it. */
-static const uint64_t DRAINED_NS = 150000, DRAIN_MOST_NS = 4000000;
-/* So far off predictions are for the card's and the host's sake; and what waiting for an end costs is wasted where less is hidden at it. */
-static const int64_t ON_TIME_NS = 50000, DRAIN_COST_NS = 200000;
-/* What a tenant is thought to hide at the ends of its leases lies between these; below the first it is known to be honest. */
-static const int64_t KNOWN_NS = -2000000, LEAST_HIDDEN_NS = -10000000, MOST_HIDDEN_NS = 100000000;
 /* Time used beyond the guaranteed share while others waited: carried this far, so that long operations are paid for too. */
 static const double ENTITLED_DEBT_NS = 1e9;
 
@@ -162,7 +154,8 @@ static void start_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t clo
     plan->contended = others_wait(plan, plan->holder);
     plan->occupancy_counts = plan->contended;
     holder->lease_charged_ns = 0;
-    plan->over = plan->drains = plan->interrupts = false;
+    vc_drain_forget(plan);
+    plan->interrupts = false;
     plan->lease_others_ns = holder->others_gpu_ns;
     holder->deep = false;
 }
@@ -231,56 +224,6 @@ static bool runs_on(const struct vc_card_plan *plan, uint64_t now_ns)
     return !higher && !stops && plan->uncut_until_ns <= now_ns && until > now_ns && holder->finish_ns > plan->lease_end_ns + RUNS_ON_LEAST_NS;
 }
 
-static uint64_t next_random(struct vc_card_plan *plan)
-{
-    uint64_t value = plan->random += UINT64_C(0x9e3779b97f4a7c15);
-    value = (value ^ value >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    value = (value ^ value >> 27) * UINT64_C(0x94d049bb133111eb);
-    return value ^ value >> 31;
-}
-
-static int64_t drain_each(const struct vc_tenant *holder)
-{
-    return holder->hidden_ns > KNOWN_NS ? DRAIN_EACH_AT_FIRST : DRAIN_EACH;
-}
-
-/* What runs on beyond a lease's end was charged its estimate, and how long it took beside the next holder is a guess. So some ends are waited for, and what these say of the others is waited for,
- * as long as it is more than that costs. */
-static void drained(struct vc_card_plan *plan)
-{
-    struct vc_tenant *holder = &plan->tenants[plan->holder];
-    int64_t later = holder->lease_charged_ns - plan->over_charged_ns, most = (int64_t)DRAIN_MOST_NS;
-    later = (later > most ? most : later < -most ? -most : later) - ON_TIME_NS;
-    holder->hidden_ns += plan->drains_by_chance ? later * drain_each(holder) : later - DRAIN_COST_NS;
-    if (holder->hidden_ns > MOST_HIDDEN_NS)
-        holder->hidden_ns = MOST_HIDDEN_NS;
-    if (holder->hidden_ns < LEAST_HIDDEN_NS)
-        holder->hidden_ns = LEAST_HIDDEN_NS;
-}
-
-/* The lease is over; whether it lasts until what is on the card was seen to end. */
-static bool drains(struct vc_card_plan *plan, uint64_t now_ns)
-{
-    const struct vc_tenant *holder = &plan->tenants[plan->holder];
-    int next = least_served(plan, -1, plan->holder);
-    if (!plan->over) {
-        plan->over = true;
-        plan->over_ns = now_ns;
-        plan->drains_by_chance = holder->hidden_ns <= 0;
-        plan->drains = !plan->drains_by_chance || next_random(plan) % (uint64_t)drain_each(holder) == 0;
-        plan->over_charged_ns = holder->lease_charged_ns;
-        if (plan->drains) /* nothing is launched any more */
-            plan->lease_end_ns = vc_earlier(plan->lease_end_ns, now_ns);
-    }
-    /* Not beside one that was stopped lately, as runs_on: a child that stops for a moment in each second would let the others hide what they like. */
-    if (!plan->drains || holder->still || plan->uncut_until_ns > now_ns || next < 0 || plan->tenants[next].rank > holder->rank)
-        return false;
-    if (now_ns < plan->over_ns + DRAIN_MOST_NS && now_ns < holder->finish_ns + DRAINED_NS)
-        return true;
-    drained(plan);
-    return false;
-}
-
 static bool would_be_over(const struct vc_card_plan *plan, uint64_t now_ns)
 {
     const struct vc_tenant *holder = &plan->tenants[plan->holder];
@@ -296,7 +239,7 @@ static bool would_be_over(const struct vc_card_plan *plan, uint64_t now_ns)
 
 static bool lease_is_over(struct vc_card_plan *plan, uint64_t now_ns)
 {
-    return would_be_over(plan, now_ns) && !drains(plan, now_ns);
+    return would_be_over(plan, now_ns) && !vc_drain_waits(plan, least_served(plan, -1, plan->holder), now_ns);
 }
 
 /* A returner may interrupt a holder of lower rank, or of its own if it has not been served more. */
@@ -349,7 +292,8 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t elap
     struct vc_tenant *holder = &plan->tenants[old];
     bool idle = !holder->active;
     if (!others_wait(plan, old)) {
-        plan->contended = plan->over = plan->drains = false;
+        plan->contended = false;
+        vc_drain_forget(plan);
         if (idle) {
             holder->was_idle = true; /* but it keeps the lease: its next burst starts at once */
             plan->occupancy_counts = false; /* nobody lost what it leaves idle */
@@ -365,7 +309,7 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t elap
         return;
     }
     bool over = idle || lease_is_over(plan, now_ns);
-    int preempting = over ? -1 : returner(plan);
+    int preempting = over || vc_drain_look(plan) != 0 ? -1 : returner(plan); /* who ranks higher ends the wait */
     if (idle)
         holder->was_idle = true;
     else if (preempting < 0 && !over)
@@ -425,8 +369,7 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
         uint64_t finish = plan->tenants[plan->holder].finish_ns;
         if (plan->contended) {
             uint64_t lead = vc_later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
-            if (plan->over && plan->drains)
-                lead = finish + DRAINED_NS;
+            lead = vc_drain_look(plan) ? vc_drain_look(plan) : lead;
             next = vc_earlier(next, vc_later(now_ns < plan->lease_end_ns ? vc_earlier(plan->lease_end_ns, lead) : lead, now_ns));
             if (gives_up(&plan->tenants[plan->holder]))
                 next = vc_earlier(next, vc_later(finish - vc_earlier(finish, VC_LEASE_LEAD_NS), now_ns));
