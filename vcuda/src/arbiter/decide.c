@@ -368,8 +368,7 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
     if (plan->holder >= 0 && !plan->together) {
         uint64_t finish = plan->tenants[plan->holder].finish_ns;
         if (plan->contended) {
-            uint64_t lead = vc_later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
-            lead = vc_drain_look(plan) ? vc_drain_look(plan) : lead;
+            uint64_t drained = vc_drain_look(plan), lead = drained ? drained : vc_later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
             next = vc_earlier(next, vc_later(now_ns < plan->lease_end_ns ? vc_earlier(plan->lease_end_ns, lead) : lead, now_ns));
             if (gives_up(&plan->tenants[plan->holder]))
                 next = vc_earlier(next, vc_later(finish - vc_earlier(finish, VC_LEASE_LEAD_NS), now_ns));
