@@ -57,6 +57,10 @@ _RULES = (
     "arbiter/divide",
 )
 _TICKS = ("-DVC_TICKS_OF_TEST=1",)
+_EXACT = (
+    *("gate_bucket", "gate_rules", "gate_intervals", "gate_turns", "gate_left", "gate_samples"),
+    *("arbiter_rules", "arbiter_others", "arbiter_uncut", "arbiter_priorities", "arbiter_together", "arbiter_accounts"),
+)
 
 
 @dataclass(frozen=True)
@@ -91,12 +95,7 @@ PROGRAMS = {
     "region_threads": Program(("region_threads_test.c",)),
     "charged": Program(("charged_test.c",)),
     "regions": Program(("regions_test.c",)),
-    "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
-    **{
-        name: Program((f"{name}.c", "gate_ticks.c"), _RULES, _TICKS, threads=False)
-        for name in ("gate_rules", "gate_intervals", "gate_turns", "gate_left", "gate_samples")
-    },
-    "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
+    **{name: Program((f"{name}.c", "gate_ticks.c"), _RULES, _TICKS, threads=False) for name in _EXACT},
     "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "report/*", "gate/*", "arbiter/*")),
     "gate_crowd": Program(("gate_crowd_test.c",), ("base/*", "region/*", "gate/*")),
     "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2"), threads=False),
