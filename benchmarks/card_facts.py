@@ -23,7 +23,7 @@ from vcuda.runs.errors import RunError
 
 SECONDS = 3.0
 NEIGHBOUR: Options = {"kernel": "spin_100us", "seconds": SECONDS + 2}
-# What the code assumes; vcuda/src/gate/gate.h and docs/compute.md say where.
+# What the code assumes; vcuda/src/gate/gate.h and docs/compute-rules.md say where.
 ASSUMED = {
     "launch_gap_ns": "what the launch took the host, at most 4,000 (VC_LAUNCH_GAP_NS)",
     "begin_beside_ns": "as alone: an event is reached when its context has the card, not before",
