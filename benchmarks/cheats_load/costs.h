@@ -73,3 +73,27 @@ static void ever_new_sizes(struct place *place)
         launch_blocks(place, "grid", 1 + (unsigned)(place->round * 16 + i) * 7 % 97, place->streams[0]);
     synchronize();
 }
+
+/* A graph that a kernel launches: what that takes is told by its argument. */
+static handle launched_by_argument(struct place *place, const char *name)
+{
+    enum { RELAXED = 2, FROM_CARD = 4 };
+    handle graph, executable;
+    CALL(cuStreamBeginCapture_v2, place->streams[0], RELAXED);
+    launch(place, name, place->streams[0]);
+    CALL(cuStreamEndCapture, place->streams[0], &graph);
+    CALL(cuGraphInstantiateWithFlags, &executable, graph, (uint64_t)FROM_CARD);
+    CALL(cuGraphUpload, executable, place->streams[0]);
+    return executable;
+}
+
+static void launch_by_argument_on(struct place *place, handle executable, handle stream)
+{
+    void *arguments[] = {&executable};
+    CALL(cuLaunchKernel, function_of(place, "sim_launch"), 1, 1, 1, 32, 1, 1, 0, stream, arguments, NULL);
+}
+
+static void launch_by_argument(struct place *place, handle executable)
+{
+    launch_by_argument_on(place, executable, place->streams[0]);
+}

@@ -8,7 +8,9 @@
  */
 #include "costs.h"
 #include "elsewhere.h"
+#include "hidden.h"
 #include "launches.h"
+#include "left.h"
 #include "processes.h"
 #include "streams.h"
 #include "unseen.h"

@@ -1,7 +1,7 @@
 /* Processes that do not live long: killed, stopped, ended or replaced in the middle of their work. */
 #pragma once
 #include <sys/prctl.h>
-#include "work.h"
+#include "costs.h"
 
 static pid_t child(void (*pattern)(struct place *), unsigned kill_after_us)
 {
@@ -108,30 +108,6 @@ static void killed_after_launch(struct place *place)
 {
     (void)place;
     each_of(a_very_long_one, 1500);
-}
-
-/* A graph that a kernel launches: what that takes is told by its argument. */
-static handle launched_by_argument(struct place *place, const char *name)
-{
-    enum { RELAXED = 2, FROM_CARD = 4 };
-    handle graph, executable;
-    CALL(cuStreamBeginCapture_v2, place->streams[0], RELAXED);
-    launch(place, name, place->streams[0]);
-    CALL(cuStreamEndCapture, place->streams[0], &graph);
-    CALL(cuGraphInstantiateWithFlags, &executable, graph, (uint64_t)FROM_CARD);
-    CALL(cuGraphUpload, executable, place->streams[0]);
-    return executable;
-}
-
-static void launch_by_argument_on(struct place *place, handle executable, handle stream)
-{
-    void *arguments[] = {&executable};
-    CALL(cuLaunchKernel, function_of(place, "sim_launch"), 1, 1, 1, 32, 1, 1, 0, stream, arguments, NULL);
-}
-
-static void launch_by_argument(struct place *place, handle executable)
-{
-    launch_by_argument_on(place, executable, place->streams[0]);
 }
 
 static void long_after_it_was_proven_short(struct place *place)

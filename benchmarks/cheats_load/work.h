@@ -42,6 +42,15 @@ static void one_by_one_100us(struct place *place)
     CALL(cuStreamSynchronize, place->streams[0]);
 }
 
+/* A server that is asked for little: nothing is launched for so long that nobody looks any more. */
+static void requests_far_apart(struct place *place)
+{
+    for (unsigned i = 0; i < 5; i++)
+        launch(place, "spin_1000us", place->streams[0]);
+    CALL(cuStreamSynchronize, place->streams[0]);
+    sleep_us(50000);
+}
+
 static void polled(struct place *place)
 {
     static int (*query)();
