@@ -163,3 +163,17 @@ def test_every_test_that_a_page_names_is_there() -> None:
     found = {path.name for path in files}
     found |= {name for path in files for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)}
     assert len(named) > 20 and named <= found
+
+
+def test_every_rule_of_gpu_time_that_is_named_by_its_number_is_there() -> None:
+    """Rules with a number are headings, those with a letter begin a list's item; code and pages name both."""
+    pages = {
+        name: (ROOT / "docs" / name).read_text() for name in ("compute.md", "compute-rules.md", "compute-limits.md")
+    }
+    known = {*re.findall(r"^### (\d+)\. ", pages["compute.md"], re.MULTILINE)}
+    known |= {*re.findall(r"^- \*\*(\d+[a-z])\. ", pages["compute-rules.md"], re.MULTILINE)}
+    sources = [path for top in ("vcuda", "benchmarks", "tests/native") for path in (ROOT / top).rglob("*")]
+    texts = [*pages.values(), *(path.read_text() for path in sources if path.suffix in {".c", ".h", ".py"})]
+    named = {name for text in texts for name in re.findall(r"\brules? (\d+[a-z]?)\b", text)}
+    named |= {name for text in pages.values() for name in re.findall(r"\b(\d+[a-q])\b", text)}
+    assert len(named) > 60 and named <= known
