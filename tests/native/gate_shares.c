@@ -209,6 +209,23 @@ static void test_greedy_tenants_get_their_shares_and_the_card_stays_busy(void)
         }
 }
 
+/* Of 1.25 ms that may be unseen, with a mark each millisecond, at most 0.5 ms were left to see one in: a busy machine takes longer, and 3 points of the card were nobody's. */
+static void test_short_kernels_keep_the_card_busy_where_their_ends_are_seen_late(void)
+{
+    struct model *model = model_new(1, true);
+    struct model_timing late = MODEL_TIMING;
+    late.see_ns = 400 * US;
+    model_set_timing(model, &late);
+    for (unsigned tenant = 0; tenant < 2; tenant++) {
+        model_tenant(model, tenant ? 70 : 30, tenant ? 70 : 30, true);
+        model_process(model, tenant, greedy(10 * US));
+    }
+    model_run(model, 5 * S);
+    CHECK_NEAR(100 * share(model, 0, S, 5 * S), 3000, 100);
+    CHECK_NEAR(100 * share(model, 1, S, 5 * S), 7000, 100);
+    model_free(model);
+}
+
 static void test_idle_time_is_lent_up_to_the_limit_and_given_back(void)
 {
     struct model *model = model_new(1, true);
@@ -401,7 +418,7 @@ static void test_many_kinds_of_kernels_get_their_shares_on_the_card_that_was_mea
         }
         model_run(model, 5 * S);
         for (unsigned tenant = 0; tenant < tenants; tenant++) {
-            CHECK_NEAR(100 * share(model, tenant, S, 5 * S), 100.0 * splits[split][tenant], 120);
+            CHECK_NEAR(100 * share(model, tenant, S, 5 * S), 100.0 * splits[split][tenant], 130);
             sum += share(model, tenant, S, 5 * S);
         }
         CHECK(sum >= 97.0);
@@ -737,6 +754,7 @@ int main(void)
     test_what_a_tenant_writes_gives_it_nothing();
     test_siblings_that_are_made_up_take_nothing_from_the_charge();
     test_greedy_tenants_get_their_shares_and_the_card_stays_busy();
+    test_short_kernels_keep_the_card_busy_where_their_ends_are_seen_late();
     test_idle_time_is_lent_up_to_the_limit_and_given_back();
     test_a_short_request_is_hardly_delayed();
     test_priority_is_about_order_not_about_amounts();

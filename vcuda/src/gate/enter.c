@@ -138,15 +138,22 @@ static bool is_late(const struct vc_gate *gate, uint64_t now_ns, int64_t credit,
 }
 
 /* What was launched is believed to be what the estimates say only so far: then its end must be seen, whoever limits it. */
+static uint64_t most_unseen(const struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy)
+{
+    if (!policy->leased)
+        return VC_BUCKET_NS;
+    uint64_t most = vc_later(VC_UNSEEN_NS, ahead_of(gate, policy));
+    if (policy->together || vc_gate_beside(gate, now_ns)) /* what runs beside others is seen late */
+        return most;
+    return vc_earlier(most, vc_later(VC_UNSEEN_TIMES * cost_ns, VC_UNSEEN_LEAST_NS));
+}
+
 static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, int64_t credit,
                            const struct vc_policy *policy, struct vc_gate_answer *answer)
 {
     if (gate->unseen == 0 || stalled(gate, now_ns))
         return false;
-    uint64_t unseen = gate->launched_ns - gate->seen_ns;
-    uint64_t most = policy->leased ? vc_later(VC_UNSEEN_NS, ahead_of(gate, policy)) : VC_BUCKET_NS;
-    if (policy->leased && !policy->together && !vc_gate_beside(gate, now_ns)) /* what runs beside others is seen late */
-        most = vc_earlier(most, vc_later(VC_UNSEEN_TIMES * cost_ns, VC_UNSEEN_LEAST_NS));
+    uint64_t unseen = gate->launched_ns - gate->seen_ns, most = most_unseen(gate, now_ns, cost_ns, policy);
     bool many = gate->unseen >= VC_UNSEEN_MARKS;
     if (!is_late(gate, now_ns, credit, policy) && !many && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
         return false;
@@ -201,6 +208,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     answer->permit_until_ns = policy->lease_end_ns;
     answer->sequence = policy->lease_sequence;
     answer->from_idle = nothing_outstanding;
+    answer->mark_ns = most_unseen(gate, now_ns, cost_ns, policy) <= VC_UNSEEN_LEAST_NS ? VC_MARK_NS / 2 : VC_MARK_NS; /* one is seen before the card has done the rest */
     answer->closing = credit <= 0 || (policy->leased && more == 0);
     vc_gate_charge(gate, (int64_t)more);
     gate->finish_ns += more;

@@ -79,6 +79,7 @@ struct vc_gate_answer {
     uint64_t asked_ns, finish_ns; /* GO: when, and by when all of this process should be done */
     uint64_t joins_until_ns; /* GO: work of this process is predicted to be running on the card until then; 0: none */
     bool call_next;        /* TURN: siblings should look at once */
+    uint64_t mark_ns;      /* GO: estimated work after which an interval is measured */
     bool opened;           /* GO: from now on the helper has to look (vc_gate_rest) */
     bool closing;          /* GO: this is the last operation before the gate shuts: have its end seen */
 };

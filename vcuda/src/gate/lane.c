@@ -226,7 +226,7 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     lane->launches++;
     publish_launches(lane);
     /* A busy lane without an interval opens one behind this operation: the mark begins the next and proves the end of this. */
-    step->mark_after = lane->open ? own_mark || lane->estimate_ns >= VC_MARK_NS
+    step->mark_after = lane->open ? own_mark || lane->estimate_ns >= answer->mark_ns
                                   : lane->mark_all || (!step->mark_before && (own_mark || !answer->from_idle));
     if (!step->mark_after) {
         /* Where nothing is measured it does not matter that the stream is idle in between, because its host launches slowly. */
