@@ -160,6 +160,30 @@ static void test_a_lease_waits_for_what_is_longer_than_it(void)
     }
 }
 
+/* Its lease began while it slept: it waits no more once it was woken, and launches a moment later. Taken for idle then, it paid for the hand-over and came back level with the others: a steady 70
+ * lost 4 points beside a host that pauses. */
+static void test_who_was_just_woken_is_not_idle(void)
+{
+    start(2);
+    waits(0, T);
+    vc_plan_decide(&plan, T);
+    works(0, T, 6 * MS, T + 6 * MS);
+    for (uint64_t now = T + MS; now <= T + 6 * MS; now += 5 * MS) {
+        for (unsigned i = 0; i < 2; i++)
+            waits(i, now);
+        tenants[1].was_idle = false;
+        vc_plan_decide(&plan, now);
+    }
+    CHECK(plan.holder == 1 && plan.lease_clock_ns == T + 6 * MS);
+    double before = tenants[1].virtual_ns;
+    tenants[1].seen.waiting_until_ns = 0;
+    uint64_t next = vc_plan_decide(&plan, T + 6100 * US);
+    CHECK(plan.holder == 1 && !tenants[1].active && tenants[1].virtual_ns == before);
+    CHECK(next <= T + 6205 * US);
+    vc_plan_decide(&plan, next); /* it does nothing */
+    CHECK(plan.holder == 0 && tenants[1].virtual_ns > before);
+}
+
 /* The card waits for a holder that has nothing to do for a moment while others wait: that is the holder's time. So is that in which it is handed over once more because of who comes back from
  * idle: a 5 with 10 us every 2 ms cost a 25 and a 70 beside it 17 points. Where nobody waited nothing was lost: an idle second had cost a 25
  * four seconds of its turn. */
@@ -260,6 +284,7 @@ int main(void)
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
     test_a_lease_waits_for_what_is_longer_than_it();
     test_what_a_holder_leaves_idle_while_others_wait_is_its_own();
+    test_who_was_just_woken_is_not_idle();
     test_what_ends_of_leases_hide_is_waited_for();
     test_ends_of_leases_are_waited_for_at_random();
     return check_failures != 0;

@@ -290,7 +290,8 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t elap
     }
     int old = plan->holder;
     struct vc_tenant *holder = &plan->tenants[old];
-    bool idle = !holder->active;
+    /* Who was just woken waits no more, and has not launched yet. */
+    bool idle = !holder->active && now_ns >= plan->lease_clock_ns + VC_LEASE_IDLE_NS;
     if (!others_wait(plan, old)) {
         plan->contended = false;
         vc_drain_forget(plan);
@@ -373,8 +374,9 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
             if (gives_up(&plan->tenants[plan->holder]))
                 next = vc_earlier(next, vc_later(finish - vc_earlier(finish, VC_LEASE_LEAD_NS), now_ns));
         }
-        if (finish + VC_LEASE_IDLE_NS >= now_ns)
-            next = vc_earlier(next, finish + VC_LEASE_IDLE_NS + 5000);
+        uint64_t idle_from = vc_later(finish, plan->lease_clock_ns);
+        if (idle_from + VC_LEASE_IDLE_NS >= now_ns)
+            next = vc_earlier(next, idle_from + VC_LEASE_IDLE_NS + 5000);
     }
     return vc_later(next, now_ns + 20000);
 }
