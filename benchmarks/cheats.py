@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks._card import SimulatedCard
 from benchmarks._cheats_tamper import TAMPERINGS, Tampering
-from benchmarks._systems import Share, System, before_the_loads
+from benchmarks._systems import Nothing, Share, System, before_the_loads
 from benchmarks._throttle_bench import HERE, OURS, Bench, Load, about_machine, compile_c, ended_with
 from vcuda import region
 
@@ -41,6 +41,8 @@ NATIVE_SECONDS = 2.0  # at most: nothing is learnt there
 LONGER = {"long_and_left_alone": 20.0}
 # A launch that nobody can account for is refused (rule 11 of docs/compute.md): what these get natively is no floor.
 REFUSED = ("no_memory", "no_descriptors")
+# Honest programs that leave the card idle now and then, of which two should fill it.
+TWO_OF = ("training_steps", "training_steps_that_wait")
 MEMORY_BYTES = 12 << 30  # two dozen contexts
 # The rows of the short form: one for each cause.
 QUICK = (
@@ -200,6 +202,17 @@ class Table:
         ):
             return self.measure(pattern, share, neighbour, tampering)
 
+    def both(self, pattern: str, *, limited: bool = True) -> float:
+        """What two of the pattern, with half of the card each, have of it together; or without shares."""
+        loads = [Load(50, memory_bytes=MEMORY_BYTES)] * 2
+        system = self.system if limited else Nothing()
+        with system.shares(self.bench, loads, shared=True) as (share, other):
+            neighbour = self._start(pattern, other.environment, WARM_SECONDS + self.seconds + 2)
+            try:
+                return sum(self.measure(pattern, share, neighbour.pid)[:2])
+            finally:
+                self._end(neighbour)
+
     def row(self, pattern: str, tampering: Tampering | None = None) -> Row:
         usual, self.seconds = self.seconds, max(self.seconds, LONGER.get(pattern, 0.0))
         try:
@@ -262,6 +275,10 @@ def main(arguments: Sequence[str]) -> int:
                 runs.append(table.row(tampering.pattern if tampering else name, tampering))
             rows.append(best(runs))
             print(line(rows[-1]), flush=True)
+        pairs = [pattern for pattern in TWO_OF if pattern in (options.names or TWO_OF)]
+        for pattern in pairs:
+            got, natively = table.both(pattern), table.both(pattern, limited=False)
+            print(f"two of {pattern} with 50 each: {got:.1f} together, {natively:.1f} without shares", flush=True)
     missed = sum(bool(row.faults(row.native == 0)) for row in rows)
     print(f"\n{len(rows) - missed} of {len(rows)} rows within the targets")
     if options.json:

@@ -18,6 +18,33 @@ static void host_copies(struct place *place)
     CALL(cuMemcpyDtoHAsync_v2, host_memory(), place->memory, (size_t)MIB, place->streams[0]);
 }
 
+/* A step of training: its batch comes in (0.2 ms), 40 kernels work on it, and the host prepares the next one. */
+static void train(struct place *place, int waits_for_copy)
+{
+    need_memory(place);
+    for (unsigned i = 0; i < 4; i++)
+        if (waits_for_copy)
+            CALL(cuMemcpyHtoD_v2, place->memory, host_memory(), (size_t)MIB);
+        else
+            CALL(cuMemcpyHtoDAsync_v2, place->memory, host_memory(), (size_t)MIB, place->streams[0]);
+    for (unsigned i = 0; i < 40; i++)
+        launch(place, "spin_200us", place->streams[0]);
+    CALL(cuStreamSynchronize, place->streams[0]);
+    const uint64_t done_ns = now_ns();
+    while (now_ns() < done_ns + 300000)
+        continue;
+}
+
+static void training_steps(struct place *place)
+{
+    train(place, 0);
+}
+
+static void training_steps_that_wait(struct place *place)
+{
+    train(place, 1);
+}
+
 /* One stream copies while the other computes. */
 static void host_copies_overlapped(struct place *place)
 {

@@ -98,6 +98,8 @@ static const struct pattern patterns[] = {
     PATTERN(cluster_launches, 1, 1, 0),
     PATTERN(dependent_launches, 1, 1, 0),
     PATTERN(host_callbacks, 1, 1, 0),
+    PATTERN(training_steps, 1, 1, 0),
+    PATTERN(training_steps_that_wait, 1, 1, 0),
     PATTERN(host_copies, 1, 1, 0),
     PATTERN(host_copies_overlapped, 1, 1, 0),
     PATTERN(kernel_times_change_between_copies, 1, 1, 0),

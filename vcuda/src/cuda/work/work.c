@@ -124,37 +124,6 @@ static void before_sleep(struct vc_work *work)
         vc_lanes_each(work->lane->context, pause_lane);
 }
 
-static void wait_for_go(struct vc_work *work)
-{
-    struct vc_lane *lane = &work->lane->lane;
-    for (bool waited = false;; waited = true) {
-        struct vc_gate_words words = vc_gate_words(lane->gate);
-        vc_gates_settle_abandoned(lane->gate);
-        uint64_t look;
-        bool stood_in = vc_helper_stand_in(&look);
-        uint64_t now = vc_now_ns();
-        if (vc_lane_all_marked(lane) && work->lane->open && vc_load_acquire(&work->lane->open->seen))
-            vc_lane_idle(lane, now);
-        vc_store_relaxed(&lane->gate->unwatched, stood_in || vc_bell_missed(now));
-        vc_lane_ask(lane, work->estimate, now, vc_ticks(), &work->answer, &work->step);
-        if (VC_UNLIKELY(work->answer.impossible))
-            complain(lane->gate);
-        if (work->answer.reason == VC_GATE_GO) {
-            if (waited)
-                vc_gate_passed(lane->gate);
-            if (VC_UNLIKELY(work->answer.opened)) { /* and the arbiter notes as long as we live */
-                vc_bell_expect(now + VC_REST_NS);
-                vc_gate_call_arbiter(lane->gate);
-            }
-            return;
-        }
-        before_sleep(work);
-        if (work->answer.until_ns > look)
-            work->answer.until_ns = look;
-        vc_gate_wait(lane->gate, words, &work->answer);
-    }
-}
-
 /* As far as one may ask: while something captures, the legacy stream may not be. */
 static bool is_busy(CUstream stream)
 {
@@ -189,6 +158,39 @@ static void look_behind(struct vc_stream_lane *lane)
         pause_lane(lane);
     lane->behind_legacy = !done && lane->behind_legacy;
     lane->lane.behind = !done;
+}
+
+static void wait_for_go(struct vc_work *work)
+{
+    struct vc_lane *lane = &work->lane->lane;
+    for (bool waited = false;; waited = true) {
+        struct vc_gate_words words = vc_gate_words(lane->gate);
+        vc_gates_settle_abandoned(lane->gate);
+        uint64_t look;
+        bool stood_in = vc_helper_stand_in(&look);
+        uint64_t now = vc_now_ns();
+        if (vc_lane_all_marked(lane) && work->lane->open && vc_load_acquire(&work->lane->open->seen))
+            vc_lane_idle(lane, now);
+        vc_store_relaxed(&lane->gate->unwatched, stood_in || vc_bell_missed(now));
+        vc_lane_ask(lane, work->estimate, now, vc_ticks(), &work->answer, &work->step);
+        if (VC_UNLIKELY(work->answer.impossible))
+            complain(lane->gate);
+        if (work->answer.reason == VC_GATE_GO) {
+            if (waited)
+                vc_gate_passed(lane->gate);
+            if (VC_UNLIKELY(work->answer.opened)) { /* and the arbiter notes as long as we live */
+                vc_bell_expect(now + VC_REST_NS);
+                vc_gate_call_arbiter(lane->gate);
+            }
+            return;
+        }
+        before_sleep(work);
+        if (work->answer.until_ns > look)
+            work->answer.until_ns = look;
+        vc_gate_wait(lane->gate, words, &work->answer);
+        if (lane->behind) /* what comes first may be done by now */
+            look_behind(work->lane);
+    }
 }
 
 /* What comes next on its stream is not the card's work. `put`: another thread has put it there, and had marked what was left before. */
