@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from manager.allocate import allocator
+from manager.allocate.find_pod import PODS_TIMEOUT_S
 from manager.kubelet.pods import KubeletPods
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -321,7 +322,8 @@ def test_kubelet_writes_its_list_of_pods_once_for_each_container(
     assert node.kubelet.devices.endpoint(NAMES.core).preferred_allocation == prefers
     for number in range(4):
         node.kubelet.admit(pod(f"p{number}", container("c", 20, 1 + number), container("d", 10, 2)))
-    assert len(asked) == 4 * 2
+    # Housekeeping asks, too, at times of its own, and waits for longer.
+    assert len([timeout for timeout in asked if timeout <= PODS_TIMEOUT_S]) == 4 * 2
 
 
 def test_a_container_that_asks_other_plugins_too_may_be_given_up_between_our_two_calls(node: Node) -> None:
