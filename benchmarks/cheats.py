@@ -275,15 +275,15 @@ def main(arguments: Sequence[str]) -> int:
                 runs.append(table.row(tampering.pattern if tampering else name, tampering))
             rows.append(best(runs))
             print(line(rows[-1]), flush=True)
-        pairs = [pattern for pattern in TWO_OF if pattern in (options.names or TWO_OF)]
-        for pattern in pairs:
-            got, natively = table.both(pattern), table.both(pattern, limited=False)
+        pairs = {}
+        for pattern in [pattern for pattern in TWO_OF if pattern in (options.names or TWO_OF)]:
+            got, natively = pairs[pattern] = table.both(pattern), table.both(pattern, limited=False)
             print(f"two of {pattern} with 50 each: {got:.1f} together, {natively:.1f} without shares", flush=True)
     missed = sum(bool(row.faults(row.native == 0)) for row in rows)
     print(f"\n{len(rows) - missed} of {len(rows)} rows within the targets")
     if options.json:
         figures = [{**dataclasses.asdict(row), "faults": row.faults(row.native == 0)} for row in rows]
-        options.json.write_text(json.dumps({"machine": machine, "rows": figures}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"machine": machine, "rows": figures, "two_of": pairs}, indent=1) + "\n")
     return 0
 
 

@@ -30,9 +30,7 @@ static void train(struct place *place, int waits_for_copy)
     for (unsigned i = 0; i < 40; i++)
         launch(place, "spin_200us", place->streams[0]);
     CALL(cuStreamSynchronize, place->streams[0]);
-    const uint64_t done_ns = now_ns();
-    while (now_ns() < done_ns + 300000)
-        continue;
+    work_us(300);
 }
 
 static void training_steps(struct place *place)

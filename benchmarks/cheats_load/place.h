@@ -39,6 +39,14 @@ static void sleep_us(unsigned us)
     nanosleep(&pause, NULL);
 }
 
+/* The host computes. */
+static void work_us(unsigned us)
+{
+    const uint64_t until_ns = now_ns() + us * UINT64_C(1000);
+    while (now_ns() < until_ns)
+        continue;
+}
+
 /* --- the driver, found as any program finds it; every function takes at most 12 words --- */
 
 static int (*driver(const char *name))()
