@@ -255,16 +255,22 @@ static uint64_t ticks(void)
 #endif
 }
 
+enum { WARM_NS = 300000000 };
+/* Who launches that much is measured for 2 s once, until it is known how long a launch is on its way to the card. */
+static const uint64_t WARM_GROUPS_NS = 5000000000;
+
 /* Launches in groups, because one alone is shorter than the clock's own cost: ticks per launch, in tenths. */
 static unsigned measure_groups(handle stream, uint64_t *tenths)
 {
-    unsigned groups = options.cost / GROUP;
-    for (unsigned i = 0; i < groups + 100; i++) {
+    unsigned groups = options.cost / GROUP, done = 0;
+    uint64_t began_ns = now_ns();
+    for (unsigned i = 0; done < groups; i++) {
+        int warm = now_ns() > began_ns + WARM_GROUPS_NS;
         uint64_t from = ticks();
         for (unsigned k = 0; k < GROUP; k++)
             launch(stream);
-        if (i >= 100)
-            tenths[i - 100] = (ticks() - from) * 10 / GROUP;
+        if (warm)
+            tenths[done++] = (ticks() - from) * 10 / GROUP;
         if (i % 8 == 7) {
             check(cuCtxSynchronize(), "cuCtxSynchronize");
             pause_for(options.pause_us / 4);
@@ -272,8 +278,6 @@ static unsigned measure_groups(handle stream, uint64_t *tenths)
     }
     return groups;
 }
-
-enum { WARM_NS = 300000000 };
 
 /* Single launches, timed one by one in bursts that stay within the credit; the clock's own cost is taken off. The first launch of a burst is told
  * apart: it wakes who sleeps, a helper or a card; and so are others that record an event. */

@@ -96,6 +96,7 @@ PROGRAMS = {
     "charged": Program(("charged_test.c",)),
     "regions": Program(("regions_test.c",)),
     **{name: Program((f"{name}.c", "gate_ticks.c"), _RULES, _TICKS, threads=False) for name in _EXACT},
+    "stops": Program(("stops_test.c",), ("base/*", "cuda/work/bell", "cuda/work/stops"), threads=False),
     "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "report/*", "gate/*", "arbiter/*")),
     "gate_crowd": Program(("gate_crowd_test.c",), ("base/*", "region/*", "gate/*")),
     "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2"), threads=False),
@@ -115,6 +116,7 @@ _REAL_KERNEL = {
     "region_witness",
     "charged",
     "regions",
+    "stops",
 }
 EMULATED = tuple(name for name in PROGRAMS if name not in _REAL_KERNEL)
 

@@ -1,11 +1,8 @@
 /* The helper thread: sees marks being reached, turns their times into CLOCK_MONOTONIC and settles what was charged. */
 #include "cuda/work/helper.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "cuda/work/bell.h"
@@ -14,6 +11,7 @@
 #include "cuda/work/hosted.h"
 #include "cuda/work/left.h"
 #include "cuda/work/mark.h"
+#include "cuda/work/stops.h"
 #include "cuda/work/visit.h"
 
 /* cuEventElapsedTime is a float of ms: the base must stay near for it to resolve fractions of a microsecond. */
@@ -28,9 +26,6 @@ static const uint64_t ON_ITS_WAY_NS = 30000;
 static const uint64_t UNASKED_NS = 5000000000u;
 /* What may not be asked just now, because a capture begins, can be for a moment within this. */
 static const uint64_t ASK_AGAIN_NS = 20000000;
-
-/* A helper that is so late was not let run. */
-static const uint64_t STOPPED_NS = 1000000;
 
 static uint32_t started;
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER; /* held by whoever looks */
@@ -542,42 +537,20 @@ bool vc_helper_stand_in(uint64_t *next_ns)
     return true;
 }
 
-/* So long it took this thread to get a processor, ever. UINT64_MAX: nobody tells. */
-static uint64_t waited_for_processor(void)
-{
-    char text[64], *next;
-    int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-    ssize_t bytes = file >= 0 ? read(file, text, sizeof text - 1) : 0;
-    if (file >= 0)
-        close(file);
-    text[bytes > 0 ? bytes : 0] = 0;
-    return strtoull(text, &next, 10) == 0 ? UINT64_MAX : strtoull(next, NULL, 10);
-}
-
-/* A busy machine explains why a helper is late, a stop does not. */
-static void look_for_stops(uint64_t *waited_ns)
-{
-    uint64_t late = vc_bell_late_ns(vc_now_ns());
-    if (VC_LIKELY(late < STOPPED_NS))
-        return;
-    uint64_t before = *waited_ns, waited = waited_for_processor();
-    *waited_ns = waited;
-    if (waited != UINT64_MAX && late > waited - before + STOPPED_NS)
-        vc_gates_stood_still();
-}
-
 static void *help(void *argument)
 {
     prctl(PR_SET_NAME, "vcuda-helper");
-    prctl(PR_SET_TIMERSLACK, 1000);
+    vc_stops_started();
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
-    for (uint64_t waited_ns = 0;;) {
-        look_for_stops(&waited_ns);
+    for (;;) {
+        if (VC_UNLIKELY(vc_stops_woke(vc_bell_late_ns(vc_now_ns()))))
+            vc_gates_stood_still();
         uint32_t word = vc_bell_awake();
         pthread_mutex_lock(&looking);
         uint64_t next = look();
         pthread_mutex_unlock(&looking);
+        vc_stops_sleeps();
         vc_bell_sleep(next, word);
     }
     return argument;
