@@ -184,6 +184,26 @@ static void test_who_was_just_woken_is_not_idle(void)
     CHECK(plan.holder == 0 && tenants[1].virtual_ns > before);
 }
 
+/* It comes for a moment, behind what the other has on the card for 2 ms still. The card was idle until 0.2 ms after that, or for a tick. */
+static void test_who_says_that_it_has_left_is_not_waited_for(void)
+{
+    for (unsigned left = 0; left < 3; left++) { /* 2: but something of it is there */
+        start(2);
+        waits(1, T);
+        vc_plan_decide(&plan, T);
+        works(1, T, 2 * MS, T + 2 * MS);
+        for (unsigned i = 0; i < 2; i++)
+            waits(i, T);
+        vc_plan_decide(&plan, T);
+        CHECK(plan.holder == 0 && plan.lease_clock_ns == T + 2 * MS);
+        works(0, T, 50 * US, T + (left == 2 ? 1000 : 200) * US);
+        tenants[0].seen.waiting_until_ns = 0;
+        tenants[0].seen.refill_ns = left ? VC_HAS_LEFT : 0;
+        vc_plan_decide(&plan, T + 210 * US);
+        CHECK(plan.holder == (left == 1) && tenants[0].active == (left != 1));
+    }
+}
+
 /* The card waits for a holder that has nothing to do for a moment while others wait: that is the holder's time. So is that in which it is handed over once more because of who comes back from
  * idle: a 5 with 10 us every 2 ms cost a 25 and a 70 beside it 17 points. Where nobody waited nothing was lost: an idle second had cost a 25
  * four seconds of its turn. */
@@ -285,6 +305,7 @@ int main(void)
     test_a_lease_waits_for_what_is_longer_than_it();
     test_what_a_holder_leaves_idle_while_others_wait_is_its_own();
     test_who_was_just_woken_is_not_idle();
+    test_who_says_that_it_has_left_is_not_waited_for();
     test_what_ends_of_leases_hide_is_waited_for();
     test_ends_of_leases_are_waited_for_at_random();
     return check_failures != 0;

@@ -464,6 +464,11 @@ static void process_step(struct model *model, struct process *process)
         vc_lane_waited(&process->lane, process->sync_from_ns, model->now, true);
         if (next_stream(model, process->context, 0) < 0)
             vc_gate_idle(process->gate, model->now);
+        enum vc_gate_heir heir = vc_lane_leave(&process->lane, model->now);
+        if (heir == VC_HEIR_SIBLING)
+            call_siblings(model, process);
+        if (heir == VC_HEIR_ARBITER && model->decide_at > model->now + model->timing.wake_ns)
+            model->decide_at = model->now + model->timing.wake_ns;
         note_burst(model, process);
         process->ready_ns = model->now + 5000 + process->load.pause_ns;
     }

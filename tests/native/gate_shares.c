@@ -609,6 +609,24 @@ static void test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost(void)
     model_free(model);
 }
 
+/* Each of them was waited for until 0.2 ms behind all that its permit let it launch, then the last one by the arbiter: the neighbour had 89.2 to 91.8 of 95. */
+static void test_processes_that_come_seldom_and_shortly_cost_little(void)
+{
+    for (unsigned run = 0; run < 3; run++) {
+        struct model *model = model_new(1, true);
+        if (run == 1)
+            model_set_timing(model, &MODEL_H100);
+        model_tenant(model, 5, 5, true);
+        model_tenant(model, 95, 95, true);
+        for (unsigned process = 0; process < (run == 2 ? 2 : 8); process++)
+            model_process(model, 0, (struct model_load){.kernel_ns = 50 * US, .sync_every = 1, .pause_ns = (run == 2 ? 10 : 40) * MS, .from_ns = process * 17 * US, .until_ns = 100 * S});
+        model_process(model, 1, greedy(MS));
+        model_run(model, 5 * S);
+        CHECK(share(model, 0, S, 5 * S) >= 0.8 && share(model, 1, S, 5 * S) >= 94);
+        model_free(model);
+    }
+}
+
 /* Who waits for a neighbour's whole kernel has nothing of its time, and the neighbour nothing of his. */
 static void test_a_card_that_cuts_no_kernel_is_divided_by_what_each_ran(void)
 {
@@ -774,6 +792,7 @@ int main(void)
     test_a_queue_of_short_kernels_that_turn_long_is_bounded_and_charged();
     test_kernels_that_turn_long_are_no_debt_for_seconds();
     test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost();
+    test_processes_that_come_seldom_and_shortly_cost_little();
     test_a_card_that_cuts_no_kernel_is_divided_by_what_each_ran();
     test_without_an_arbiter_everyone_has_the_guaranteed_share();
     test_a_live_change_of_the_limit_takes_effect();

@@ -119,6 +119,37 @@ static void test_siblings_wait_at_the_gate(void)
     CHECK(answer.reason == VC_GATE_GO); /* without an arbiter all run within the bucket */
 }
 
+/* Two processes each come for 50 us every 10 ms and wait for that once. */
+static void test_who_comes_for_a_moment_hands_on_what_it_holds(void)
+{
+    start_turns(2);
+    gate.slot = &slots[0].cards[0];
+    gate.turns = (struct vc_turns){&usage, slots, &slots_used, 0, 0, 0};
+    uint64_t now = T;
+    for (unsigned visit = 0; visit <= VC_VISITS; visit++, now += 10 * MS) {
+        lease(now, now + 3 * MS, now);
+        CHECK(ask(now, 50 * US) == VC_GATE_GO && usage.refill_ns == 0);
+        enum vc_gate_heir heir = vc_gate_leave(&gate, now + 100 * US);
+        CHECK(heir == (visit == VC_VISITS ? VC_HEIR_ARBITER : VC_HEIR_NONE)); /* once it is known to */
+        CHECK((usage.refill_ns == VC_HAS_LEFT) == (visit == VC_VISITS) && (visit != VC_VISITS || gate.finish_ns <= now + 100 * US));
+    }
+    for (unsigned waits = 0; waits < 2; waits++, now += 10 * MS) {
+        lease(now, now + 3 * MS, now);
+        CHECK(ask(now, 50 * US) == VC_GATE_GO && usage.refill_ns == 0);
+        slots[1].cards[0].waiting_until_ns = waits ? now + 20 * MS : 0;
+        slots[1].cards[0].predicted_finish_ns = now + 300 * US; /* left there from before */
+        CHECK(vc_gate_leave(&gate, now + 100 * US) == (waits ? VC_HEIR_SIBLING : VC_HEIR_NONE) && usage.refill_ns == 0);
+        CHECK(!waits || take(1, now + 130 * US, now + 3 * MS).mine); /* not 0.2 ms after all that its permit lets it launch */
+    }
+    slots[1].cards[0].waiting_until_ns = slots[1].cards[0].predicted_finish_ns = 0;
+    lease(now, UINT64_MAX, now);
+    CHECK(ask(now, 50 * US) == VC_GATE_GO && vc_gate_leave(&gate, now + 100 * US) == VC_HEIR_NONE); /* nobody wants it */
+    now += 10 * MS;
+    lease(now, now + 3 * MS, now);
+    CHECK(ask(now, 50 * US) == VC_GATE_GO && vc_gate_leave(&gate, now + 100 * US) == VC_HEIR_ARBITER);
+    CHECK(ask(now + 200 * US, 50 * US) == VC_GATE_GO && vc_gate_leave(&gate, now + 300 * US) == VC_HEIR_NONE); /* it went on */
+}
+
 int main(void)
 {
     test_turns_go_to_the_least_served_of_those_that_wait();
@@ -126,5 +157,6 @@ int main(void)
     test_a_turn_is_never_held_for_good();
     test_a_turn_ends_early_if_nothing_more_fits();
     test_siblings_wait_at_the_gate();
+    test_who_comes_for_a_moment_hands_on_what_it_holds();
     return check_failures != 0;
 }

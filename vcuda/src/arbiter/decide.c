@@ -291,7 +291,7 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t elap
     int old = plan->holder;
     struct vc_tenant *holder = &plan->tenants[old];
     /* Who was just woken waits no more, and has not launched yet. */
-    bool idle = !holder->active && now_ns >= plan->lease_clock_ns + VC_LEASE_IDLE_NS;
+    bool idle = !holder->active && (holder->left || now_ns >= plan->lease_clock_ns + VC_LEASE_IDLE_NS);
     if (!others_wait(plan, old)) {
         plan->contended = false;
         vc_drain_forget(plan);

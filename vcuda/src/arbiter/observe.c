@@ -231,7 +231,8 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         look_for_stopped(tenant, now_ns, charged);
         if (is_behind(tenant, now_ns))
             tenant->behind_ns = now_ns;
-        tenant->active = tenant->waiting || on_card(tenant, now_ns);
+        tenant->left = !tenant->waiting && tenant->seen.refill_ns == VC_HAS_LEFT && tenant->finish_ns <= now_ns;
+        tenant->active = tenant->waiting || (on_card(tenant, now_ns) && !tenant->left);
         tenant->active_ns = tenant->active ? now_ns : tenant->active_ns;
         busy += had_work(tenant, now_ns);
         still += tenant->still;

@@ -67,6 +67,7 @@ struct vc_tenant {
     unsigned queued_behind;   /* the most others that had work on the card meanwhile, or wanted to */
     uint64_t behind_ns; /* its work was last seen to wait for something that is not on the card, and may begin at any time */
     bool waiting, active, was_idle, returned, in_credit;
+    bool left;           /* it says that it will not launch anything soon, and is done */
     uint64_t active_ns; /* when it last was */
     double fill;          /* what part of its leases it used, as far as it was charged */
     unsigned shallow;     /* leases in a row in which it never had much outstanding */

@@ -197,6 +197,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
         gate->looked_ns = now_ns;
     if (nothing_outstanding && now_ns > gate->finish_ns + VC_MARK_NS)
         gate->busy_from_ns = now_ns;
+    if (VC_UNLIKELY(vc_load_relaxed(&gate->usage->refill_ns) == VC_HAS_LEFT))
+        vc_store_relaxed(&gate->usage->refill_ns, 0);
     answer->joins_until_ns = gate->finish_ns > now_ns ? gate->finish_ns : 0;
     gate->finish_ns = vc_later(gate->finish_ns, start) + cost_ns;
     vc_gate_charge(gate, (int64_t)cost_ns);
@@ -243,6 +245,11 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
     answer->impossible = policy.impossible;
     vc_gate_charge_unwatched(gate, now_ns);
+    if (VC_UNLIKELY(gate->visited_ns != 0)) {
+        bool away = now_ns >= gate->visited_ns + VC_MARK_NS;
+        vc_store_relaxed(&gate->visits, away ? (uint32_t)vc_earlier(gate->visits + 1, VC_VISITS) : 0); /* lanes read it without the lock */
+        gate->visited_ns = 0;
+    }
     bool nothing_outstanding = gate->finish_ns <= now_ns && gate->unseen == 0;
     int64_t credit = 0;
     bool refused = false;

@@ -34,6 +34,7 @@ enum {
     VC_LATE_DRY_NS = 200000,          /* … of a container on a card of its own, whose credit is used up */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
     VC_UNWATCHED_NS = 100000000,      /* nobody looked for so long, with something outstanding: all of it is charged until somebody does */
+    VC_VISITS = 4,                    /* single bursts after a pause that make one who comes for such */
     VC_AT_GATE = 4,                   /* threads of a process that sleep at the gate; further ones sleep behind them */
     VC_BELIEVED_NS = 100000000,       /* so much that siblings did may not be told yet */
     VC_REST_NS = 2000000,             /* a process whose work is predicted to have ended so long ago has none on the card */
@@ -138,7 +139,10 @@ struct vc_gate {
     bool unsampled;            /* nobody looks, because nothing was launched for a while: whoever launches wakes the helper */
     uint64_t all_until_ns;    /* until then everything is marked: samples told of work that was not charged */
     const void *latest_lane;  /* whoever passed last … */
+    const void *burst_lane;    /* … and whose all is that was launched since the card had nothing of this process; NULL: several lanes' */
     uint64_t beside_until_ns; /* … and until when streams are believed to run beside each other, because another did while that one's was on the card */
+    uint32_t visits;       /* bursts in a row that came after a pause, and for which the application waited once (vc_gate_leave) … */
+    uint64_t visited_ns;   /* … as for the latest one then; 0: it has asked since */
     uint32_t waiting_threads;
     uint32_t at_gate;      /* those of them that sleep where grants and events wake them; the others wait to be called */
     uint32_t called_futex; /* private: changes whenever one of those is called */
@@ -262,6 +266,16 @@ void vc_gate_owe(struct vc_gate *gate, uint64_t ns, uint64_t dead_ns);
 
 /* The application waited for all of its work on the card. */
 void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns);
+
+/* The application waited for all that it launched in a burst. One that always comes for a single burst and then stays away for a while does not keep what it holds until it is thought to be idle:
+ * says who gets that now, and must be called. */
+enum vc_gate_heir {
+    VC_HEIR_NONE,    /* it keeps it */
+    VC_HEIR_SIBLING, /* the turn is over, and a sibling waits for it */
+    VC_HEIR_ARBITER, /* the lease is */
+};
+enum vc_gate_heir vc_gate_leave(struct vc_gate *gate, uint64_t now_ns);
+void vc_gate_call_heir(struct vc_gate *gate, enum vc_gate_heir heir);
 
 /* Sleep until the answer's deadline, until something changes or until called; counts the time as waited. Returns the time now.
  * The words are those read before vc_gate_enter. */

@@ -123,6 +123,9 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     }
     if (risk != 0 && lane->operations == 0)
         lane->open = false; /* nobody can tell whether the card is still busy: it gets a begin of its own */
+    const void *burst = vc_load_relaxed(&lane->gate->burst_lane);
+    if (answer->from_idle || (burst && burst != lane))
+        vc_store_relaxed(&lane->gate->burst_lane, answer->from_idle ? lane : NULL);
     uint64_t ready = lane->finish_ns;
     lane->finish_ns += cost;
     step->cost_ns = cost;
@@ -285,6 +288,16 @@ void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns, bool
         vc_estimate_doubt(lane->learners[i].estimate);
     if (waited > expected + CERTAIN_NS && for_its_own && !behind)
         vc_gate_waited(lane->gate, from_ns + expected, to_ns - CERTAIN_NS / 2);
+}
+
+enum vc_gate_heir vc_lane_leave(struct vc_lane *lane, uint64_t now_ns)
+{
+    struct vc_gate *gate = lane->gate;
+    if (vc_load_relaxed(&gate->burst_lane) != lane)
+        return VC_HEIR_NONE;
+    if (vc_load_relaxed(&gate->visits) == VC_VISITS)
+        vc_lane_fold(lane);
+    return vc_gate_leave(gate, now_ns);
 }
 
 void vc_lane_refused(struct vc_lane *lane, const struct vc_lane_step *step)

@@ -136,6 +136,9 @@ static inline bool vc_lane_has_unmarked(const struct vc_lane *lane)
     return (lane->open || lane->unmarked_since_ns != 0) && (lane->operations != 0 || lane->passed != 0);
 }
 
+/* The thread waited for the stream, and comes back from that: vc_gate_leave, where nothing else was launched meanwhile. */
+enum vc_gate_heir vc_lane_leave(struct vc_lane *lane, uint64_t now_ns);
+
 /* The stream was seen to have done all of this lane: whatever the estimates said, what comes next begins on an idle stream. */
 void vc_lane_idle(struct vc_lane *lane, uint64_t now_ns);
 

@@ -416,13 +416,43 @@ void vc_gate_clock_moved(struct vc_gate *gate)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns)
+static void be_idle(struct vc_gate *gate, uint64_t now_ns)
 {
-    pthread_mutex_lock(&gate->mutex);
     gate->finish_ns = vc_earlier(gate->finish_ns, now_ns);
     gate->stepped_ns = gate->unpaid_ns = 0;
     gate->progress_ns = now_ns;
     gate->all_done = gate->unknown == 0; /* else what it cost is charged when its mark is seen */
     vc_gate_publish(gate);
+}
+
+void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    be_idle(gate, now_ns);
     pthread_mutex_unlock(&gate->mutex);
+}
+
+/* What it holds is the lease, and its turn in that. */
+static enum vc_gate_heir hand_on(struct vc_gate *gate, uint64_t now_ns)
+{
+    enum vc_turn_left turn = vc_turn_leave(&gate->turns, now_ns);
+    if (turn == VC_TURN_UNWANTED)
+        vc_store_release(&gate->usage->refill_ns, VC_HAS_LEFT);
+    return turn == VC_TURN_UNWANTED ? VC_HEIR_ARBITER : turn == VC_TURN_PASSED ? VC_HEIR_SIBLING : VC_HEIR_NONE;
+}
+
+enum vc_gate_heir vc_gate_leave(struct vc_gate *gate, uint64_t now_ns)
+{
+    enum vc_gate_heir heir = VC_HEIR_NONE;
+    pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    if (gate->visited_ns != 0) /* it went on behind the first wait, by a permit */
+        vc_store_relaxed(&gate->visits, 0);
+    gate->visited_ns = now_ns;
+    if (gate->visits == VC_VISITS && gate->unknown == 0 && policy.leased && policy.holder && !policy.together && policy.lease_end_ns != UINT64_MAX) {
+        be_idle(gate, now_ns);
+        heir = hand_on(gate, now_ns);
+    }
+    pthread_mutex_unlock(&gate->mutex);
+    return heir;
 }

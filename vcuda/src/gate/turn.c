@@ -125,6 +125,17 @@ bool vc_turn_shorten(const struct vc_turns *turns, uint64_t now_ns, uint64_t fin
            __atomic_compare_exchange_n(&turns->usage->turn, &word, shorter, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
+enum vc_turn_left vc_turn_leave(const struct vc_turns *turns, uint64_t now_ns)
+{
+    if (!turns->slots)
+        return VC_TURN_UNWANTED;
+    if (vc_load_acquire(&turns->usage->turn) >> OWNER_SHIFT != turns->own + 1)
+        return VC_TURN_KEPT;
+    if (least_served(turns, VC_MAX_SLOTS, now_ns) != VC_MAX_SLOTS)
+        return vc_turn_shorten(turns, now_ns, now_ns) ? VC_TURN_PASSED : VC_TURN_KEPT;
+    return vc_turn_siblings_busy(turns, now_ns) == 0 ? VC_TURN_UNWANTED : VC_TURN_KEPT;
+}
+
 uint32_t vc_turn_siblings_busy(const struct vc_turns *turns, uint64_t now_ns)
 {
     uint32_t busy = 0;

@@ -82,6 +82,14 @@ void vc_gate_notify(struct vc_gate *gate)
         syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+void vc_gate_call_heir(struct vc_gate *gate, enum vc_gate_heir heir)
+{
+    if (heir == VC_HEIR_SIBLING)
+        syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    if (heir == VC_HEIR_ARBITER)
+        vc_gate_call_arbiter(gate);
+}
+
 void vc_gate_call_arbiter(struct vc_gate *gate)
 {
     vc_add(&gate->usage->wake_futex, 1);

@@ -22,6 +22,8 @@
 #define VC_UNTOLD (UINT64_C(1) << 61)
 /* In vc_card_usage.refill_ns, of a lease holder that waits: its next operation does not fit into what is left of the lease. */
 #define VC_NOTHING_FITS INT64_C(-1)
+/* … of one that does not wait: it is done, and will not launch anything soon. */
+#define VC_HAS_LEFT INT64_C(-2)
 
 #define VC__OFFSET(type, field, offset) \
     _Static_assert(offsetof(struct type, field) == (offset), "ABI: " #type "." #field " moved")

@@ -211,8 +211,10 @@ void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
     for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
         struct vc_stream_lane *lane = work->lanes[i];
         if (lane && (stream ? lane->stream == stream : lane->context == context) &&
-            (lane->context == context || !vc_stream_of_context(lane->stream)))
+            (lane->context == context || !vc_stream_of_context(lane->stream))) {
             vc_lane_waited(&lane->lane, from_ns, now, stream && lane->tracker && vc_load_relaxed(&lane->tracker->hosts) == lane->hosted);
+            vc_gate_call_heir(lane->lane.gate, vc_lane_leave(&lane->lane, now));
+        }
     }
 }
 
