@@ -488,6 +488,30 @@ static void test_what_waits_behind_something_else_begins_when_its_mark_is_reache
     CHECK(usage.gpu_ns > before + 40 * MS);
 }
 
+/* While a copy of 500 us is under way its thread asks the gate again and again, and marks what it launches: each time the copy was predicted to be to come, so that the card had work for
+ * 6 ms by what was predicted, and none. */
+static void test_what_comes_first_takes_its_time_once(void)
+{
+    start(90, 90, 0);
+    struct vc_lane lane;
+    struct vc_lane_step step;
+    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x55, 1, 1));
+    uint64_t now = T + 500 * MS;
+    vc_lane_init(&lane, &gate);
+    vc_estimate_set(estimate, 100 * US);
+    vc_lane_elsewhere(&lane, true, &step);
+    lane.elsewhere_ns = 500 * US;
+    for (unsigned i = 0; i < 4; i++) {
+        vc_lane_ask(&lane, estimate, now, now, &answer, &step);
+        CHECK(answer.reason == VC_GATE_GO && step.mark_before);
+        vc_lane_opened(&lane, true);
+        vc_lane_launched(&lane, estimate, &answer, &step);
+        vc_lane_pause(&lane, &step);
+    }
+    CHECK_NEAR(gate.finish_ns, now + 900 * US, 50 * US);
+    CHECK_NEAR(lane.finish_ns, now + 900 * US, 50 * US);
+}
+
 static void test_whom_the_arbiter_closed_nothing_passes_whatever_its_credit(void)
 {
     start(50, 50, 0);
@@ -562,5 +586,6 @@ int main(void)
     test_a_host_that_launches_slowly_asks_for_permits_not_for_launches();
     test_what_is_not_the_cards_work_is_no_part_of_what_is_charged();
     test_what_waits_behind_something_else_begins_when_its_mark_is_reached();
+    test_what_comes_first_takes_its_time_once();
     return check_failures != 0;
 }

@@ -140,6 +140,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     if (step->mark_before && lane->behind && lane->elsewhere_ns != 0) {
         lane->gap_ns = vc_gate_delay(lane->gate, cost + answer->allowance_ns, ready + lane->elsewhere_ns);
         lane->finish_ns += lane->elsewhere_ns;
+        lane->elsewhere_ns = 0; /* once: what is launched next has a mark before it, too, and waits for this alone */
     }
     step->left = left && step->mark_before && !(answer->sequence & VC_LEASE_TOGETHER); /* beside others all is done later */
     lane->sequence = lane->open ? lane->sequence : answer->sequence;

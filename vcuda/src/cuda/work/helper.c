@@ -275,6 +275,12 @@ static bool behind_another(const struct vc_under_way *first, const struct vc_und
     return false;
 }
 
+/* What is not the card's work may be under way before it. */
+static bool is_behind(const struct vc_mark *from)
+{
+    return from->behind && !(from->past && reached(from->past->event));
+}
+
 /* The card may be others' for a while after the launch: what they had of it then is not inside our interval. */
 static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
 {
@@ -438,7 +444,7 @@ static void wait_without_clock(struct vc_tracker *tracker)
     struct vc_under_way *entry = tracker->first;
     pthread_mutex_unlock(&tracker->mutex);
     uint64_t now = vc_now_ns();
-    bool queued = entry && entry->from && !entry->from->behind && !reached(entry->from->event);
+    bool queued = entry && entry->from && !is_behind(entry->from) && !reached(entry->from->event);
     if (queued && expected_end(entry) < now && !vc_gate_policy(tracker->gate, now).shared)
         vc_gate_overdue(tracker->gate, now, expected_end(entry), true);
 }
@@ -487,7 +493,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
         if (!behind) {
             uint64_t recorded = entry->to ? entry->to->times.recorded_ns : entry->interval.from_ns;
             uint64_t poll = vc_interval_look_again(&entry->interval, recorded, entry->expected_ns, now);
-            bool has_begun = notice_begin(tracker, entry->from), behind_host = !has_begun && entry->from->behind;
+            bool has_begun = notice_begin(tracker, entry->from), behind_host = !has_begun && is_behind(entry->from);
             if (!has_begun && poll > now + BEGIN_LOOK_NS)
                 poll = now + BEGIN_LOOK_NS;
             begun = begun || has_begun;

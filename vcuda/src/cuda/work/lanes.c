@@ -46,6 +46,7 @@ static void drop_lane(struct vc_stream_lane *lane, bool fold)
         vc_lane_end(&lane->lane, vc_now_ns());
         vc_mark_release(lane->open);
         vc_mark_release(lane->before);
+        vc_mark_release(lane->past);
         vc_tracker_release(lane->tracker);
     }
     free(lane);

@@ -18,6 +18,7 @@ struct vc_stream_lane {
     struct vc_tracker *tracker;
     struct vc_mark *open; /* where the interval under way began */
     struct vc_mark *before; /* … and where what is not the card's work began, before it, if that is known */
+    struct vc_mark *past;   /* the first one behind it: what is launched there behind this waits for the card alone once it is reached */
     struct vc_estimate *elsewhere; /* what such things take on this stream */
     uint64_t hosted;      /* how many things that are not the card's work others had put on streams when it last asked */
     uint64_t legacy_hosts; /* … and on the legacy stream, by anybody … */

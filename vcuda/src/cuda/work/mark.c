@@ -120,6 +120,7 @@ void vc_mark_release(struct vc_mark *mark)
         return;
     struct vc_tracker *tracker = mark->tracker;
     vc_mark_release(mark->after);
+    vc_mark_release(mark->past);
     put_spare(tracker, mark);
     vc_tracker_release(tracker);
 }

@@ -49,7 +49,8 @@ struct vc_mark {
     bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
     struct vc_mark *after;         /* `behind`: that began where this one was reached; NULL: not known … */
     struct vc_estimate *elsewhere; /* … and such things take so long on this stream */
-    bool behind;            /* something that is not the card's work may be under way before it: nothing tells when it is reached */
+    bool behind;            /* something that is not the card's work may be under way before it: nothing tells when it is reached … */
+    struct vc_mark *past;   /* … until this one is; NULL: it is the first behind that */
     struct vc_gate_others others; /* vc_gate_others then; until it is noticed, when it was recorded */
     struct vc_mark *next;   /* in the list of spare ones */
     struct vc_under_way interval; /* that it ends: what was launched can be waited for without memory */

@@ -139,10 +139,30 @@ static bool legacy_waits_for(CUstream stream)
     return known && !(flags & NON_BLOCKING);
 }
 
+/* Whether the mark just recorded lies behind what is not the card's work, and which mark tells that this is done. */
 static void note_behind(struct vc_stream_lane *lane)
 {
-    if (lane->open)
-        lane->open->behind = lane->lane.behind || (vc_tracker_legacy_held(lane->tracker) && legacy_waits_for(lane->stream));
+    struct vc_mark *open = lane->open;
+    if (!open)
+        return;
+    bool held = vc_tracker_legacy_held(lane->tracker) && legacy_waits_for(lane->stream);
+    open->behind = lane->lane.behind || held;
+    if (!lane->lane.behind || (lane->past && held))
+        return;
+    struct vc_mark **mark = lane->past ? &open->past : &lane->past;
+    *mark = lane->past ? lane->past : open;
+    vc_add(&(*mark)->references, 1);
+}
+
+/* As far as one may ask. */
+static bool is_past(const struct vc_stream_lane *lane)
+{
+    bool past = false;
+    if (lane->past && vc_visit_begin()) {
+        past = !vc_visit_captures() && vc_real.cuEventQuery(lane->past->event) == CUDA_SUCCESS;
+        vc_visit_end();
+    }
+    return past;
 }
 
 /* Whether it is still so that nobody can tell when what was launched begins; if it is, the end of what should have been done by now is marked: the card
@@ -151,7 +171,7 @@ static void look_behind(struct vc_stream_lane *lane)
 {
     bool held = lane->stream == CU_STREAM_LEGACY && lane->lane.mark_all; /* it may be idle, and wait for others before what comes next begins */
     bool seen = lane->open && vc_load_acquire(&lane->open->seen);
-    bool done = seen || (!held && is_done(lane->stream) && !(lane->behind_legacy && !is_done(CU_STREAM_LEGACY)));
+    bool done = seen || is_past(lane) || (!held && is_done(lane->stream) && !(lane->behind_legacy && !is_done(CU_STREAM_LEGACY)));
     if (!done && !lane->open && !lane->elsewhere && lane->tracker)
         vc_tracker_mark_left_on(lane->tracker, lane->stream);
     if (lane->lane.finish_ns <= vc_now_ns())
@@ -219,7 +239,8 @@ static void end_before_elsewhere(struct vc_stream_lane *lane, bool put)
         vc_tracker_followed(lane->tracker, lane->stream, lane->left_stamp);
     vc_mark_release(end);
     vc_mark_release(lane->open);
-    lane->open = NULL;
+    vc_mark_release(lane->past);
+    lane->open = lane->past = NULL;
 }
 
 /* Another thread puts such things there, or where this stream waits for them: then all is marked that this one launches, since nobody knows what lies between. */
