@@ -23,7 +23,7 @@ HERE = ROOT / "tests" / "native"
 SOURCES = ROOT / "vcuda" / "src"
 INCLUDES = (HERE, SOURCES, ROOT / "vcuda" / "abi", ROOT / "vcuda" / "src" / "include")
 EMULATOR = shlex.split(os.environ.get("EMULATOR", ""))
-SECONDS = 600 if EMULATOR else 300  # gate_shares plays minutes on a card, which a sanitizer slows down
+SECONDS = 600 if EMULATOR else 300  # those of _SHARES play minutes on a card, which a sanitizer slows down
 
 SANITIZERS = {
     "none": (),
@@ -60,6 +60,16 @@ _TICKS = ("-DVC_TICKS_OF_TEST=1",)
 _EXACT = (
     *("gate_bucket", "gate_rules", "gate_intervals", "gate_turns", "gate_left", "gate_samples"),
     *("arbiter_rules", "arbiter_others", "arbiter_uncut", "arbiter_priorities", "arbiter_together", "arbiter_accounts"),
+)
+
+# What comes out of the rules together, on a model card.
+_SHARES = (
+    *("shares_alone", "shares_streams", "shares_divided", "shares_requests", "shares_written", "shares_charged"),
+    *("shares_launch_bound", "shares_long_kernels", "shares_changing_kernels"),
+)
+_MODEL = (
+    *("gate_model.c", "gate_model_card.c", "gate_model_tenants.c", "gate_model_helper.c", "gate_model_arbiter.c"),
+    *("gate_model_books.c", "gate_ticks.c"),
 )
 
 
@@ -99,7 +109,7 @@ PROGRAMS = {
     "stops": Program(("stops_test.c",), ("base/*", "cuda/work/bell", "cuda/work/stops"), threads=False),
     "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "report/*", "gate/*", "arbiter/*")),
     "gate_crowd": Program(("gate_crowd_test.c",), ("base/*", "region/*", "gate/*")),
-    "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2"), threads=False),
+    **{name: Program((f"{name}.c", *_MODEL), _RULES, (*_TICKS, "-O2"), threads=False) for name in _SHARES},
 }
 
 # Under QEMU's user mode a process reads another start time of its own (/proc/self/stat is made up) than others read of it, so it
@@ -112,7 +122,7 @@ _REAL_KERNEL = {
     "kill_steps",
     "gate_threads",
     "gate_crowd",
-    "gate_shares",
+    *_SHARES,
     "region_witness",
     "charged",
     "regions",
