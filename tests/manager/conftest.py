@@ -15,6 +15,8 @@ import pytest
 import vcuda
 from manager.cards import inventory
 from manager.regions.storage import Storage
+from tests.manager.manager_claims import ClaimNode, claim_node
+from tests.manager.manager_limits import Place
 from tests.manager.manager_pods import eventually
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine, SimCard
@@ -115,3 +117,22 @@ def process(node: Node, machine: Machine) -> Iterator[Callable[..., subprocess.P
     for item in started:
         item.kill()
         item.wait()
+
+
+@pytest.fixture
+def claims(machine: Machine, make_node: Callable[..., Node]) -> Iterator[ClaimNode]:
+    """Two cards of 8 GiB, all of them for claims."""
+    with claim_node(make_node(machine.root, with_api=True)) as found:
+        yield found
+
+
+@pytest.fixture
+def make_place(tmp_path: Path) -> Callable[..., Place]:
+    """Nodes of control groups and a driver's limits, with these settings."""
+    return lambda **settings: Place(tmp_path, **settings)
+
+
+@pytest.fixture
+def place(make_place: Callable[..., Place]) -> Place:
+    """The same with the settings that a node has by itself."""
+    return make_place()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localcluster.kubelet.claims import ClaimDriver, PluginWatcher
+from manager.allocations import accounting
 from tests.manager.manager_pods import NAMES, eventually
 from tests.manager.manager_support import Node
 from vcuda.spec.devices import device_name
@@ -102,3 +103,23 @@ def claim_node(node: Node, *more: str, services: Any = ()) -> Iterator[ClaimNode
         yield found
     finally:
         found.watcher.forget()
+
+
+def uid_of(item: dict[str, Any]) -> str:
+    return str(item["metadata"]["uid"])
+
+
+def booked(claims: ClaimNode) -> list[tuple[int, int]]:
+    """Cores and blocks by card."""
+    assert claims.node.daemon is not None
+    use = accounting.booked(claims.node.daemon.allocator.allocations)
+    return [use.get(uuid, (0, 0)) for uuid in claims.cards]
+
+
+def error_of(claims: ClaimNode, item: dict[str, Any]) -> str:
+    """Of preparing it; nothing of it may be left."""
+    before, left = booked(claims), claims.left()
+    answer = claims.driver().prepare(item)[uid_of(item)]
+    assert answer.error and not answer.devices
+    assert booked(claims) == before and claims.left() == left
+    return str(answer.error)

@@ -8,7 +8,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,17 +25,9 @@ from manager.doctor import Verdict
 from manager.dra import relay
 from manager.process import instance_lock
 from manager.standby import Standby
-from tests.manager.manager_claims import ClaimNode, claim, claim_node, result
+from tests.manager.manager_claims import ClaimNode, claim, result
 from tests.manager.manager_pods import NAMES, eventually
-from tests.manager.manager_support import Node
 from vcuda.driver.root import HostRoot
-from vcuda.sim import Machine
-
-
-@pytest.fixture
-def claims(machine: Machine, make_node: Callable[..., Node]) -> Iterator[ClaimNode]:
-    with claim_node(make_node(machine.root, with_api=True)) as found:
-        yield found
 
 
 @pytest.fixture
