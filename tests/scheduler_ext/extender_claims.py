@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from tests.scheduler_ext.extender_support import NAMES, cards
+from tests.scheduler_ext.extender_support import NAMES, cards, plain_pod
 from vcuda.spec import devices
 from vcuda.spec.inventory import Card
 
@@ -93,3 +93,9 @@ def configured(**parameters: Any) -> list[dict[str, Any]]:
     """A class's or a claim's configuration for our driver."""
     given = {"apiVersion": NAMES.config_version, "kind": "ShareConfig", **parameters}
     return [{"opaque": {"driver": NAMES.driver, "parameters": given}}]
+
+
+def extended(resource: str, kind: str = "containers") -> dict[str, Any]:
+    one = plain_pod("p")
+    one["spec"][kind] = [{"name": "main", "resources": {"limits": {resource: "2"}}}]
+    return one

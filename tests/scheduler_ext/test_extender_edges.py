@@ -17,9 +17,9 @@ from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.scoring import quotas
 from scheduler_ext.state import decisions, objects
+from tests.scheduler_ext.extender_election import Replica, World
 from tests.scheduler_ext.extender_engine import engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, node, plain_pod, pod
-from tests.scheduler_ext.test_extender_election import Replica, World
 from vcuda.kube.errors import ApiError
 from vcuda.settings import InvalidSettings
 from vcuda.spec import request
