@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
-from tests.manager.conftest import machine, make_machine, make_node, short_directory  # noqa: F401 - fixtures
+from tests.manager.conftest import (  # noqa: F401 - fixtures
+    contexts_known,
+    machine,
+    make_machine,
+    make_node,
+    short_directory,
+    soon_stopped,
+)
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from tests.scheduler_ext.extender_support import Served

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import vcuda
+from manager import daemon
 from manager.cards import inventory
+from manager.cards.context_cost import ContextCosts
 from manager.regions.storage import Storage
 from tests.manager.manager_claims import ClaimNode, claim_node
 from tests.manager.manager_limits import Place
@@ -30,6 +33,13 @@ SHIMS = ROOT / "vcuda/lib/shim"
 def soon_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of daemons are stopped here, each of which would first wait for its cards' next event."""
     monkeypatch.setattr(inventory, "_LONGEST_WAIT_S", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def contexts_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each daemon in this process would make contexts in a process of its own, for each card (test_manager_context_cost.py lets it)."""
+    known = functools.partial(ContextCosts, measure=lambda *_: 64 << 20)
+    monkeypatch.setattr(daemon, "ContextCosts", known)
 
 
 @pytest.fixture
