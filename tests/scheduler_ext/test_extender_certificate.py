@@ -50,7 +50,7 @@ def serving(served: ServerCertificate, work: Callable[[tuple[str, int]], Awaitab
 
 async def shown(address: tuple[str, int]) -> bytes:
     """The certificate that a new connection is given."""
-    trusted = ssl.create_default_context()
+    trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection(*address, ssl=trusted)
     found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

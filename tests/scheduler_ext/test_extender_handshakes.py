@@ -41,7 +41,7 @@ async def half(address: tuple[str, int], own: str = "127.0.0.1", data: bytes | N
 def shaken(plain: socket.socket) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
     """A client behind its handshake, whose last bytes are still to be sent, and what it reads and writes."""
     into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
-    trusted = ssl.create_default_context()
+    trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
     client = trusted.wrap_bio(into, out)
     while True:
@@ -255,7 +255,7 @@ def test_who_half_closes_behind_many_requests_that_wait_for_each_other_is_answer
 
     def asked(address: tuple[str, int], seed: int) -> bool:
         draw = random.Random(seed)
-        trusted = ssl.create_default_context()
+        trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
         count = draw.randint(2, 11)
         sent = b"".join(post(f"/{number}", b"y" * draw.randint(0, 20_000)) for number in range(count))
@@ -281,7 +281,7 @@ def test_who_half_closes_behind_many_requests_that_wait_for_each_other_is_answer
 
 def test_half_a_request_ends_with_the_end_of_what_is_sent(tmp_path: Path) -> None:
     async def work(address: tuple[str, int]) -> None:
-        trusted = ssl.create_default_context()
+        trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
         for data in (b"", b"POST", post("/x", b"y" * 300_000)[:-1]):
             with socket.create_connection(address, timeout=10) as plain:

@@ -159,7 +159,7 @@ def test_who_asks_something_is_known_for_good_and_who_only_shakes_hands_is_not(
         assert await shown(address)
         await asyncio.sleep(0.1)
         assert noted == []
-        trusted = ssl.create_default_context()
+        trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
         reader, writer = await asyncio.open_connection(*address, ssl=trusted)
         for _ in range(2):
@@ -186,7 +186,7 @@ def test_where_certificates_are_asked_for_a_request_proves_nothing(
 
     async def work(address: tuple[str, int]) -> None:
         for known in (False, True):
-            trusted = ssl.create_default_context()
+            trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
             if known:
                 trusted.load_cert_chain(chain, key)

@@ -68,7 +68,7 @@ def test_connections_and_newcomers_are_counted_by_their_network(
             other.close()
             server = servers.Server(application, listener, served)
         task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
-        trusted = ssl.create_default_context()
+        trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
         _, writer = await asyncio.open_connection(*listener.getsockname()[:2], ssl=trusted if tls else None)
         while not server.connections:
