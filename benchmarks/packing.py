@@ -22,8 +22,6 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy.optimize import linprog
-from scipy.sparse import coo_matrix
 
 from scheduler_ext.commands.simulate import PUBLISHED
 from scheduler_ext.lab import simulate, trace
@@ -148,6 +146,9 @@ class _Program:
                 column += 1
         if not entries:
             return 0.0, []  # nobody fits anywhere
+        from scipy.optimize import linprog  # here: each process of the tests would take a second for it
+        from scipy.sparse import coo_matrix
+
         rows, columns, values = zip(*entries, strict=True)
         matrix = coo_matrix((values, (rows, columns)), shape=(len(upper), column))
         found = linprog(gains, A_ub=matrix.tocsr(), b_ub=upper, bounds=(0, None), method="highs")
