@@ -93,6 +93,59 @@ static void run_in_turn(struct place *place)
     sleep_us(4000);
 }
 
+static void serve(struct place *place)
+{
+    for (unsigned i = 0; i < 4; i++)
+        launch(place, "spin_100us", place->streams[0]);
+    CALL(cuStreamSynchronize, place->streams[0]);
+}
+
+static void serve_without_end(struct place *place)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;)
+        serve(place);
+}
+
+/* As in a debugger. What it left on the card is over in less than a millisecond. */
+static void serve_and_stand_still(struct place *place)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (uint64_t until_ns = now_ns() + 300000000; now_ns() < until_ns;)
+        serve(place);
+    launch(place, "spin_100us", place->streams[0]);
+    for (;; sleep_us(1000))
+        raise(SIGSTOP);
+}
+
+/* One of several stands still for good, and the others go on. */
+static void sibling_stopped(struct place *place)
+{
+    if (place->round == 0) {
+        child(serve_and_stand_still, 0);
+        child(serve_without_end, 0);
+    }
+    sleep_us(100000);
+}
+
+static void leave_a_long_one(struct place *place)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    a_long_one(place);
+    for (;; sleep_us(1000))
+        raise(SIGSTOP);
+}
+
+/* What others leave on the card, each for good, while one goes on. */
+static void stopped_beside_a_sibling(struct place *place)
+{
+    if (place->round == 0)
+        child(serve_without_end, 0);
+    if (place->round % 5 == 0)
+        child(leave_a_long_one, 0);
+    sleep_us(100000);
+}
+
 enum { AT_ONCE = 4 };
 
 static void each_of(void (*pattern)(struct place *), unsigned kill_after_us)

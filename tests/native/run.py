@@ -46,6 +46,7 @@ _RULES = (
     "gate/settle",
     "gate/sample",
     "gate/lane",
+    "gate/probe",
     "gate/ticks",
     "gate/turn",
     "region/share",
@@ -58,7 +59,7 @@ _RULES = (
 )
 _TICKS = ("-DVC_TICKS_OF_TEST=1",)
 _EXACT = (
-    *("gate_bucket", "gate_rules", "gate_intervals", "gate_turns", "gate_left", "gate_samples"),
+    *("gate_bucket", "gate_rules", "gate_intervals", "gate_turns", "gate_left", "gate_probe", "gate_samples"),
     *("arbiter_rules", "arbiter_others", "arbiter_uncut", "arbiter_priorities", "arbiter_together", "arbiter_accounts"),
 )
 

@@ -44,6 +44,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "stopped_after_launch",
         "stopped_in_turn",
         "run_in_turn",
+        "stopped_beside_a_sibling",
         "killed_after_launch",
         "killed_within_permit",
         "ended_after_launch",
@@ -104,6 +105,16 @@ def test_what_a_container_writes_into_its_usage_file_gives_it_nothing(table: Tab
     tampering = next(each for each in TAMPERINGS if each.name == name)
     got, _ = table.alone(tampering.pattern, CAP, tampering)
     assert got < CAP + TOLERANCE_POINTS
+
+
+def test_siblings_of_one_that_stands_still_go_on(table: Table) -> None:
+    """They had 0.0 points of 50, charged 100, though the card had nothing of the one that was stopped."""
+    for _ in range(3):  # a busy machine gives a program less
+        got, charged = table.alone("sibling_stopped", 50)
+        if got > 40:
+            break
+    assert got > 40
+    assert charged < got + 5
 
 
 def test_a_stream_that_is_wrongly_thought_idle_is_measured_right(table: Table) -> None:

@@ -258,6 +258,10 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
         refuse(answer, VC_GATE_OUTSTANDING, gate->unseen ? now_ns + VC_RECHECK_NS : gate->finish_ns);
         refused = true;
     }
+    if (!refused && VC_UNLIKELY(vc_probe_holds(&gate->probe, now_ns, nothing_outstanding)) && (nothing_outstanding || !stalled(gate, now_ns))) {
+        refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_MARK_NS);
+        refused = true;
+    }
     /* Before the credit: else whoever is awake spends what its siblings wait for. */
     refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
     refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);

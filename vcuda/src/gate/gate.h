@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "gate/bucket.h"
 #include "gate/estimate.h"
+#include "gate/probe.h"
 #include "gate/sample.h"
 #include "gate/settle.h"
 #include "gate/turn.h"
@@ -132,6 +133,7 @@ struct vc_gate {
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */
     struct vc_busy busy;
     struct vc_samples samples;
+    struct vc_probe probe;     /* of what stopped siblings left on the card */
     uint64_t launches, begins; /* operations, and those of them that found the card idle */
     uint64_t surprises;        /* vc_gate_learnt, where nobody but this process can write */
     int64_t beyond_ns;         /* … and what overlapped intervals lasted beyond what they were charged, likewise */
@@ -260,6 +262,11 @@ uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns, bool *opened);
 /* What this process was charged in all, as far as that was work that can have been done by now: an estimate that turns out too high is taken
  * back. Never less than before. Called by one thread, at least every few ms while there is work. */
 uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns);
+
+/* The helper's: whether this process has nothing on the card, as far as is known. */
+bool vc_gate_is_idle(struct vc_gate *gate, uint64_t now_ns);
+/* … whether siblings that run, or other tenants, may have had work on it since `since_ns`. */
+bool vc_gate_others_explain(const struct vc_gate *gate, uint64_t since_ns);
 
 /* Charge the container for what siblings left on the card, of which `dead_ns` by those that ended. */
 void vc_gate_owe(struct vc_gate *gate, uint64_t ns, uint64_t dead_ns);

@@ -387,6 +387,25 @@ uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
     return wait;
 }
 
+bool vc_gate_is_idle(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    bool idle = gate->unseen == 0 && gate->finish_ns <= now_ns;
+    pthread_mutex_unlock(&gate->mutex);
+    return idle;
+}
+
+bool vc_gate_others_explain(const struct vc_gate *gate, uint64_t since_ns)
+{
+    struct vc_policy policy = vc_gate_policy(gate, vc_now_ns());
+    uint64_t early = since_ns - vc_earlier(LOOKED_LATE_NS, since_ns);
+    if (vc_turn_siblings_busy(&gate->turns, early) != 0)
+        return true;
+    if (!policy.shared)
+        return false;
+    return !policy.arbitrated || policy.together || (policy.leased && !policy.holder) || vc_load_relaxed(&gate->limit->others_active_ns) > early;
+}
+
 void vc_gate_not_sampled(struct vc_gate *gate)
 {
     pthread_mutex_lock(&gate->mutex);

@@ -91,6 +91,23 @@ uint64_t vc_abandoned_cover(struct vc_paid *paid, uint64_t from_ns, uint64_t unt
     return passed;
 }
 
+uint64_t vc_abandoned_known_until(const struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t known_ns, uint64_t now_ns)
+{
+    uint64_t finish = vc_load_acquire(&usage->slots[slot].cards[card].predicted_finish_ns), since = finish > known_ns ? finish : known_ns;
+    return now_ns < since + VC_ABANDONED_UNPROBED_NS ? known_ns : now_ns;
+}
+
+void vc_abandoned_excuse(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t free_ns)
+{
+    struct vc_slot_card *own = &usage->slots[slot].cards[card];
+    uint64_t finish = vc_load_acquire(&own->predicted_finish_ns);
+    if (finish >= free_ns ||
+        !__atomic_compare_exchange_n(&own->predicted_finish_ns, &finish, free_ns, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        return; /* or its process goes on */
+    vc_store_relaxed(&usage->slots[slot].unpaid_ns[card], 0);
+    vc_store_relaxed(&own->others_then_ns, vc_load_relaxed(&limits->cards[card].others_gpu_ns));
+}
+
 uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t now_ns,
                            bool gone)
 {

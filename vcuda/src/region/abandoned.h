@@ -15,6 +15,7 @@
 
 enum {
     VC_ABANDONED_AFTER_NS = 10000000, /* a helper that runs is never so late … on a quiet machine; else its process has it settled later */
+    VC_ABANDONED_UNPROBED_NS = 100000000, /* so long what passes waits for who asks the card; else all of it is charged */
     VC_ABANDONED_UNKNOWN_NS = 1000000000, /* without an arbiter nobody knows when a process ended: at most so much later */
 };
 /* Nobody sees a stopped process's work end: so much is charged until it runs again, or its container would wait for ever. */
@@ -35,6 +36,18 @@ static inline bool vc_abandoned_is_open(const struct vc_card_usage *usage, uint3
  * to somebody now; returns what of it was not before. The container remembers the latest stretches: of one that ended it is known later than what others, which
  * began behind it, were charged meanwhile. */
 uint64_t vc_abandoned_cover(struct vc_paid *paid, uint64_t from_ns, uint64_t until_ns);
+
+/* Until when a stopped process is to be charged now, if until `known_ns` it is known that it has to be. */
+uint64_t vc_abandoned_known_until(const struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t known_ns, uint64_t now_ns);
+
+/* Whether its process may have something on the card still. */
+static inline bool vc_abandoned_may_last(const struct vc_usage *usage, uint32_t card, uint32_t slot)
+{
+    return __atomic_load_n(&usage->slots[slot].cards[card].others_then_ns, __ATOMIC_RELAXED) != VC_ALL_DONE;
+}
+
+/* The card was free at `free_ns`: what slot `slot` has not paid for until then it did not have. */
+void vc_abandoned_excuse(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t free_ns);
 
 /* Take over what slot `slot` has not paid for until `now_ns`, or until its process ended (`gone`); returns the GPU time to be charged. */
 uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t now_ns,

@@ -236,25 +236,45 @@ static bool is_gone(struct vc_region *region, uint32_t index)
     return gone;
 }
 
-uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns, uint64_t *dead_ns)
+/* Of other processes with work on the card whose end nobody saw the next one from `*index` on that was last paid for until then at the latest. */
+static bool next_abandoned(struct vc_region *region, uint32_t card, uint64_t until_ns, uint32_t *index)
+{
+    const struct vc_usage *usage = region->usage;
+    for (; *index < VC_MAX_SLOTS; ++*index)
+        if (vc_abandoned_is_open(&usage->cards[card], *index) && &usage->slots[*index] != vc_load_relaxed(&region->slot) &&
+            vc_load_acquire(&usage->slots[*index].cards[card].predicted_finish_ns) <= until_ns)
+            return true;
+    return false;
+}
+
+uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns, uint64_t known_ns, uint64_t *dead_ns, bool *standing)
 {
     *dead_ns = 0;
+    *standing = false;
     if (region->state != VC_REGION_ENFORCED)
         return 0;
     struct vc_card_usage *usage = &region->usage->cards[card];
-    uint64_t standing = 0, dead = vc_load_relaxed(&usage->left_ns) ? __atomic_exchange_n(&usage->left_ns, 0, __ATOMIC_RELAXED) : 0;
-    for (unsigned half = 0; half < 2; half++)
-        for (uint64_t open = vc_load_relaxed(&usage->open_slots[half]); open != 0; open &= open - 1) {
-            uint32_t index = half * 64 + (uint32_t)__builtin_ctzll(open);
-            struct vc_slot *slot = &region->usage->slots[index];
-            uint64_t paid_until = vc_load_acquire(&slot->cards[card].predicted_finish_ns);
-            if (slot == vc_load_relaxed(&region->slot) || paid_until + VC_ABANDONED_AFTER_NS > now_ns)
-                continue;
-            bool gone = is_gone(region, index);
-            *(gone ? &dead : &standing) += vc_abandoned_take(region->limits, region->usage, card, index, now_ns, gone);
-        }
+    uint64_t stopped = 0, dead = vc_load_relaxed(&usage->left_ns) ? __atomic_exchange_n(&usage->left_ns, 0, __ATOMIC_RELAXED) : 0;
+    bool open = vc_load_relaxed(&usage->open_slots[0]) || vc_load_relaxed(&usage->open_slots[1]);
+    for (uint32_t index = 0; open && next_abandoned(region, card, now_ns - VC_ABANDONED_AFTER_NS, &index); index++) {
+        bool gone = is_gone(region, index);
+        uint64_t until = gone ? now_ns : vc_abandoned_known_until(region->usage, card, index, known_ns, now_ns);
+        *(gone ? &dead : &stopped) += vc_abandoned_take(region->limits, region->usage, card, index, until, gone);
+        *standing |= !gone && vc_abandoned_may_last(region->usage, card, index);
+    }
     *dead_ns = dead;
-    return standing + dead;
+    return stopped + dead;
+}
+
+bool vc_slots_excuse(struct vc_region *region, uint32_t card, uint64_t free_ns)
+{
+    bool stopped = false;
+    for (uint32_t index = 0; region->state == VC_REGION_ENFORCED && next_abandoned(region, card, free_ns, &index); index++)
+        if (vc_abandoned_may_last(region->usage, card, index) && !is_gone(region, index)) {
+            vc_abandoned_excuse(region->limits, region->usage, card, index, free_ns);
+            stopped = true;
+        }
+    return stopped;
 }
 
 struct vc_slot *vc_region_slot(struct vc_region *region)

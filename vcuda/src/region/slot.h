@@ -27,8 +27,11 @@ bool vc_slot_locked(int descriptor, uint32_t index);
 struct vc_slot *vc_region_slot(struct vc_region *region);
 
 /* GPU time to be charged now for what other processes of this container left on a card when they stopped or ended (abandoned.h).
- * `*dead_ns`: what of it was left by those that ended. Cheap where there is nothing. Pre: card < region->card_count. */
-uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns, uint64_t *dead_ns);
+ * `known_ns`: what passed until then is known not to have been free. `*dead_ns`: what of it was left by those that ended; `*standing`: whether one is stopped. Cheap where there is nothing. Pre: card < region->card_count. */
+uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns, uint64_t known_ns, uint64_t *dead_ns, bool *standing);
+
+/* What stopped processes left on the card was over at `free_ns`: until then nothing is charged for them any more. Returns whether there may be such. */
+bool vc_slots_excuse(struct vc_region *region, uint32_t card, uint64_t free_ns);
 
 /* A number that tells the process that holds a slot now from all others, of this container or another, as far as 20 bits can. */
 #define VC_TAG_BITS 20

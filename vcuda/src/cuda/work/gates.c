@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cuda/work/bell.h"
 #include "region/charged.h"
 #include "region/slot.h"
 
@@ -57,9 +58,22 @@ const struct vc_card *vc_gates_card(const struct vc_gate *gate)
 void vc_gates_settle_abandoned(struct vc_gate *gate)
 {
     const struct vc_card *card = vc_gates_card(gate);
-    uint64_t dead, due = vc_slots_abandoned(card->region, card->index, vc_now_ns(), &dead);
+    bool stopped;
+    uint64_t now = vc_now_ns(), dead, due = vc_slots_abandoned(card->region, card->index, now, vc_load_relaxed(&gate->probe.known_ns), &dead, &stopped);
+    if (VC_UNLIKELY(stopped)) {
+        vc_store_relaxed(&gate->probe.stands_ns, now);
+        if (vc_load_relaxed(&gate->probe.due_ns) == 0)
+            vc_bell_expect(now);
+    }
     if (VC_UNLIKELY(due != 0))
         vc_gate_owe(gate, due, dead);
+}
+
+void vc_gates_card_was_free(struct vc_gate *gate, uint64_t free_ns)
+{
+    const struct vc_card *card = vc_gates_card(gate);
+    if (vc_slots_excuse(card->region, card->index, free_ns)) /* what begins later, behind what a sibling does, is seen only by who goes on to look */
+        vc_store_relaxed(&gate->probe.stands_ns, vc_now_ns());
 }
 
 /* Where no other process of the container can change it. */

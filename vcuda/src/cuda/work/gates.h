@@ -17,6 +17,9 @@ const struct vc_card *vc_gates_card(const struct vc_gate *gate);
 /* Charge what other processes of the container left on the card when they stopped or ended. */
 void vc_gates_settle_abandoned(struct vc_gate *gate);
 
+/* The helper's: the card was found free at `free_ns`, so what stopped processes left there is over, and what passed since they were last charged is not. */
+void vc_gates_card_was_free(struct vc_gate *gate, uint64_t free_ns);
+
 /* The helper's: nothing but a stop explains why it did not look when it should have. */
 void vc_gates_stood_still(void);
 

@@ -11,6 +11,7 @@
 #include "cuda/work/hosted.h"
 #include "cuda/work/left.h"
 #include "cuda/work/mark.h"
+#include "cuda/work/probe.h"
 #include "cuda/work/stops.h"
 #include "cuda/work/visit.h"
 
@@ -460,7 +461,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
     bool *sample = vc_gates_sample(tracker->gate), busy = sample && left_is_busy(tracker);
     if (busy)
         *sample = true;
-    uint64_t next = look_at_left_streams(tracker, vc_now_ns());
+    uint64_t next = vc_earlier(look_at_left_streams(tracker, vc_now_ns()), vc_probe_look(tracker));
     if (empty && !tracker->renewing)
         return next;
     bool clock = have_clock(tracker);

@@ -116,6 +116,7 @@ struct vc_tracker {
     struct vc_overrun overruns[VC_STREAMS_LEFT];
     struct vc_late latest;
     CUstream clock_stream;
+    CUevent probe; /* probe.h */
     CUevent base, next_base; /* base: reached, all times are taken from it */
     uint64_t base_low_ns, base_high_ns; /* when, in CLOCK_MONOTONIC: the tightest bounds so far */
     uint64_t base_made_ns;   /* 0: there is none yet */

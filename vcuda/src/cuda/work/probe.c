@@ -1,0 +1,73 @@
+/* Events on the stream that else tells the card's clock. */
+#include "cuda/work/probe.h"
+
+#include "base/clock.h"
+#include "cuda/work/gates.h"
+
+/* A process may have several contexts on a card: one of them asks. */
+static const struct vc_tracker *asking;
+
+static bool reached(const struct vc_tracker *tracker)
+{
+    return vc_real.cuEventQuery(tracker->probe) != CUDA_ERROR_NOT_READY;
+}
+
+/* Whatever the process has on the card itself would tell nothing. One that the card was found busy by may still be on its way. */
+static bool ask(struct vc_tracker *tracker, bool again)
+{
+    struct vc_gate *gate = tracker->gate;
+    if (!vc_gate_is_idle(gate, vc_now_ns()))
+        return false;
+    if (!tracker->clock_stream && vc_real.cuStreamCreate(&tracker->clock_stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
+        return false;
+    if (!tracker->probe && vc_real.cuEventCreate(&tracker->probe, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        return false;
+    if (!reached(tracker) || vc_real.cuEventRecord(tracker->probe, tracker->clock_stream) != CUDA_SUCCESS)
+        return false;
+    asking = tracker;
+    vc_probe_ask(&gate->probe, vc_now_ns(), again);
+    return true;
+}
+
+static enum vc_probe_answer look(const struct vc_tracker *tracker)
+{
+    struct vc_probe *probe = &tracker->gate->probe;
+    bool mine = asking == tracker, is_reached = mine && reached(tracker);
+    return vc_probe_answer(probe, vc_now_ns(), is_reached, !mine || vc_gate_others_explain(tracker->gate, probe->asked_ns));
+}
+
+/* The card has come: it goes at once to whatever else there is. */
+static enum vc_probe_answer ask_again(struct vc_tracker *tracker)
+{
+    enum vc_probe_answer answer = VC_PROBE_WAITS;
+    if (!ask(tracker, true)) {
+        vc_probe_ask(&tracker->gate->probe, 0, true); /* too late to tell anything */
+        return vc_probe_answer(&tracker->gate->probe, vc_now_ns(), true, true);
+    }
+    for (uint64_t until = vc_now_ns() + VC_PROBE_AT_ONCE_NS; answer == VC_PROBE_WAITS && vc_now_ns() < until; vc_cpu_relax())
+        answer = look(tracker);
+    return answer;
+}
+
+uint64_t vc_probe_look(struct vc_tracker *tracker)
+{
+    struct vc_gate *gate = tracker->gate;
+    uint64_t now = vc_now_ns(), due = vc_probe_plan(&gate->probe, now);
+    if (gate->probe.asked_ns == 0) {
+        if (due <= now)
+            ask(tracker, false);
+        return vc_later(due, now + VC_LOOK_NS);
+    }
+    enum vc_probe_answer answer = look(tracker);
+    if (answer == VC_PROBE_ASKS_AGAIN)
+        answer = ask_again(tracker);
+    if (answer == VC_PROBE_WAITS)
+        return now + VC_LOOK_NS;
+    if (answer == VC_PROBE_BUSY) /* before a sibling finds it free */
+        vc_gates_settle_abandoned(gate);
+    if (answer == VC_PROBE_FREE)
+        vc_gates_card_was_free(gate, gate->probe.known_ns);
+    if (vc_load(&gate->waiting_threads) != 0)
+        vc_gate_notify(gate);
+    return gate->probe.due_ns;
+}
