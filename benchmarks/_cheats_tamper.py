@@ -73,6 +73,7 @@ TAMPERINGS = (
     Tampering("nothing on the card", "put({predicted_finish_ns}, 0)"),
     Tampering("work until the end of time", "put({predicted_finish_ns}, (1 << 64) - 1)"),
     Tampering("waits for ever", "put({waiting_until_ns}, (1 << 64) - 1); put({refill_ns}, 0)"),
+    Tampering("has left", "put({refill_ns}, (1 << 64) - 2)", pattern="long_kernels"),  # with work on the card
     Tampering("begins in the future", "put({began_ns}, now + 10_000_000_000)"),
     Tampering("never begins", "put({began_ns}, (1 << 64) - 1)"),
     Tampering("garbage turns", "put({turn}, now * 0x9E3779B97F4A7C15)"),
