@@ -241,14 +241,14 @@ static void test_what_samples_find_is_charged_and_then_all_is_marked(void)
     uint64_t now = T;
     for (unsigned i = 0; i < 200 && gate.all_until_ns == 0; i++, now += 2 * MS) {
         limits.arbiter_heartbeat_ns = now;
-        vc_gate_sampled(&gate, now, true);
+        vc_gate_sampled(&gate, now, true, false);
     }
     CHECK(gate.all_until_ns > now && (int64_t)usage.gpu_ns > (int64_t)(40 * MS) && gate.own.taken_ns > (int64_t)(40 * MS));
     start(10, 10, VC_CARD_SHARED); /* or was stopped, and waits for nothing: a steady 70 beside such was charged 68 for 62 */
     for (now = T; now < T + 400 * MS; now += 2 * MS) {
         lease(now, UINT64_MAX, 0);
         limits.cards[0].others_still_ns = now - 4 * MS;
-        vc_gate_sampled(&gate, now, true);
+        vc_gate_sampled(&gate, now, true, false);
     }
     CHECK(gate.all_until_ns == 0 && usage.gpu_ns == 0);
     ask(now, 0);
@@ -267,7 +267,7 @@ static uint64_t marked_after(unsigned busy, unsigned predicted, uint64_t lease_e
         limits.cards[0].lease_sequence = 7 | flags;
         gate.finish_ns = i * 7 % 16 < predicted ? now + MS : 0;
         limits.cards[0].others_gpu_ns += others;
-        vc_gate_sampled(&gate, now, i * 7 % 16 < busy);
+        vc_gate_sampled(&gate, now, i * 7 % 16 < busy, false);
     }
     CHECK(usage.gpu_ns == 0);
     return gate.all_until_ns ? (now - T) / MS : 0;
@@ -284,8 +284,27 @@ static void test_what_is_busy_in_its_lease_when_nobody_thought_so_is_marked(void
     CHECK(marked_after(16, 2, MS, VC_LEASE_TOGETHER, MS / 8) != 0);
 }
 
+/* Each ms a launch and a look, whose moment somebody chose or nobody: whether what was thought to be little is taken for more. */
+static bool marked_where_looks_are_late(bool held, bool launches)
+{
+    start(10, 10, 0);
+    uint64_t now = T;
+    for (unsigned i = 0; i < 200 && gate.all_until_ns == 0; i++, now += MS) {
+        limits.arbiter_heartbeat_ns = now;
+        gate.launches += launches;
+        vc_gate_sampled(&gate, now, false, held);
+    }
+    return gate.all_until_ns != 0;
+}
+
+static void test_what_was_launched_before_a_look_that_was_held_up_counts_as_seen(void)
+{
+    CHECK(marked_where_looks_are_late(true, true) && !marked_where_looks_are_late(false, true) && !marked_where_looks_are_late(true, false));
+}
+
 int main(void)
 {
+    test_what_was_launched_before_a_look_that_was_held_up_counts_as_seen();
     test_samples_find_what_is_not_charged_and_nothing_else();
     test_little_is_hidden_until_it_is_sure_and_all_of_it_charged();
     test_what_launches_were_taught_to_take_hides_little();

@@ -32,13 +32,13 @@ static bool seen(long stopped_ns, long later_ns, unsigned long slack_ns)
     pid_t child = fork();
     if (child == 0) {
         vc_stops_started();
-        (void)vc_stops_woke(TOO_LONG); /* what it waited for a processor before is behind it */
+        (void)vc_stops_woke(vc_now_ns(), TOO_LONG); /* what it waited for a processor before is behind it */
         if (slack_ns != 0)
             prctl(PR_SET_TIMERSLACK, slack_ns);
         if (write(ready[1], "", 1) != 1)
             _exit(2);
         sleep_once();
-        _exit(vc_stops_woke(vc_bell_late_ns(vc_now_ns() + (uint64_t)later_ns)));
+        _exit(vc_stops_woke(vc_now_ns(), vc_bell_late_ns(vc_now_ns() + (uint64_t)later_ns)).stopped);
     }
     char byte;
     int status;
@@ -66,8 +66,37 @@ static unsigned times_seen(long stopped_ns, long later_ns, unsigned long slack_n
     return times;
 }
 
+/* Whether a thread counts as held that says it is so late each ms, for a second. */
+static bool held(uint64_t late_ns)
+{
+    bool held = false;
+    vc_stops_started();
+    (void)vc_stops_woke(vc_now_ns(), MS); /* what it waited for a processor before is behind it */
+    uint64_t now = vc_now_ns();
+    for (unsigned i = 0; i < 1000; i++)
+        held |= vc_stops_woke(now += MS, i % 2 == 0 ? late_ns : 0).held;
+    return held;
+}
+
+/* Its host did not run it, twice a second. */
+static bool held_by_its_host(void)
+{
+    bool held = false;
+    vc_stops_started();
+    uint64_t now = vc_now_ns();
+    for (unsigned i = 0; i < 20; i++)
+        held |= vc_stops_woke(now += 500 * MS, 4 * MS).held;
+    return held;
+}
+
+static void test_who_is_late_more_often_than_hosts_explain_is_held(void)
+{
+    CHECK(held(MS) && held(200000) && !held(50000) && !held_by_its_host());
+}
+
 int main(void)
 {
+    test_who_is_late_more_often_than_hosts_explain_is_held();
     CHECK(times_seen(0, 0, 0) == 0);
     CHECK(times_seen(0, SOME, 0) <= 2);
     CHECK(times_seen(0, TOO_LONG, 0) >= 8);

@@ -249,9 +249,9 @@ static inline bool vc_gate_marks_all(const struct vc_gate *gate)
 /* Everything is to be marked until then. */
 void vc_gate_mark_all(struct vc_gate *gate, uint64_t now_ns, uint64_t until_ns);
 
-/* The helper's: at a moment that no program can foresee the card was `busy` with this process's work, or not. Returns how long it should be on average until the
- * next one. */
-uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy);
+/* The helper's: at a moment that no program can foresee the card was `busy` with this process's work, or not. `held`: the
+ * moment is later than it should be, so somebody may have chosen it. Returns how long it should be on average until the next one. */
+uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy, bool held);
 /* … and nobody looks until something is launched again. */
 void vc_gate_not_sampled(struct vc_gate *gate);
 

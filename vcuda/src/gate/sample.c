@@ -192,12 +192,20 @@ void vc_samples_mark_for_longer(struct vc_samples *samples, struct vc_card_usage
         tell(samples, container);
 }
 
-uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *container, const struct vc_sample *sample)
+/* What was on the card when somebody should have looked, or was launched since the last look, was what there was then. */
+static bool was_busy(const struct vc_sample *before, const struct vc_sample *sample)
+{
+    return sample->busy || (sample->held && (before->busy || sample->launches != before->launches));
+}
+
+uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *container, const struct vc_sample *seen)
 {
     if (container)
-        take_over(samples, container, sample->now_ns);
+        take_over(samples, container, seen->now_ns);
     const struct vc_sample before = samples->before;
-    samples->before = *sample;
+    samples->before = *seen;
+    struct vc_sample taken = *seen, *sample = &taken;
+    taken.busy = was_busy(&before, seen);
     bool paused = samples->paused;
     samples->paused = false;
     uint64_t passed = sample->now_ns - before.now_ns;
@@ -215,7 +223,7 @@ uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *contai
     int64_t charged = sample->charged_ns - before.charged_ns, unpaid = (int64_t)(sample->busy ? whole - siblings : 0) - charged - (int64_t)others;
     uint64_t launches = sample->launches - before.launches;
     if (sample->now_ns < samples->all_until_ns) {
-        if (sample->siblings != 0 || before.siblings != 0) /* what waits for their slices is not on its way */
+        if (sample->siblings != 0 || before.siblings != 0 || sample->held) /* what waits for their slices is not on its way; and nobody knows what there was */
             return 0;
         bool settled = before.now_ns > samples->all_until_ns - samples->all_for_ns; /* what was charged for the samples was charged before */
         samples->excess_ns += settled ? unpaid : 0;

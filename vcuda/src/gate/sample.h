@@ -21,6 +21,7 @@ struct vc_sample {
     uint64_t launches, begins; /* that there were, and those of them that found the card idle */
     uint32_t siblings;   /* those of them that say they have work on the card now */
     bool busy;           /* the card has work of this process */
+    bool held;           /* … or may have had, when it should have been looked at: nobody was let look */
     bool clear;          /* nobody else's work may be what it is busy with */
     bool leased;         /* … or others wait, and have none there while estimates are right: this container's lease has begun … */
     bool beside;         /* … or they launch side by side with it */

@@ -355,7 +355,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
 }
 
 /* Siblings' part is what they told, where no tenant can write. */
-uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
+uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy, bool held)
 {
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
@@ -373,6 +373,7 @@ uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy)
         .launches = vc_load_relaxed(&gate->launches),
         .begins = gate->begins,
         .busy = busy,
+        .held = held,
         .clear = policy.gated && policy.arbitrated && !contended,
         .leased = policy.gated && policy.arbitrated && contended && !unclear && policy.holder && now_ns > policy.lease_clock_ns,
         .beside = policy.gated && policy.arbitrated && policy.together && !still,

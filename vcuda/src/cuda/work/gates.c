@@ -128,6 +128,7 @@ static struct {
     uint64_t wait_ns; /* so long on average */
     bool due, busy;
 } sampling[VC_MAX_PROCESS_CARDS]; /* the helper's own */
+static bool held_late; /* somebody else may have chosen when this look is */
 static uint64_t dice;
 
 static uint64_t at_random(uint64_t most_ns)
@@ -138,10 +139,11 @@ static uint64_t at_random(uint64_t most_ns)
     return dice % most_ns;
 }
 
-void vc_gates_sample_begins(void)
+void vc_gates_sample_begins(bool held)
 {
     uint64_t now = vc_now_ns();
     bool late = false;
+    held_late = held;
     if (dice == 0)
         dice = now | 1;
     for (int card = 0; card < VC_MAX_PROCESS_CARDS; card++) {
@@ -168,7 +170,7 @@ uint64_t vc_gates_sample_ends(void)
         if (!gate)
             continue;
         if (sampling[card].due)
-            sampling[card].wait_ns = vc_gate_sampled(gate, now, sampling[card].busy);
+            sampling[card].wait_ns = vc_gate_sampled(gate, now, sampling[card].busy, held_late);
         if (launches != sampling[card].launches || (sampling[card].due && sampling[card].busy))
             sampling[card].active_ns = now;
         sampling[card].launches = launches;

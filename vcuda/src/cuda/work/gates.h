@@ -26,9 +26,9 @@ void vc_gates_stood_still(void);
 /* The helper's: tell what was charged, and have gates rest whose work is over; returns when to look again. */
 uint64_t vc_gates_rest(void);
 
-/* The helper's, around a look at everything: where it is told whether the card has work behind a gate, or NULL if that is not asked now or known already;
+/* The helper's, around a look at everything, whose moment somebody else may have chosen (`held`): where it is told whether the card has work behind a gate, or NULL if that is not asked now or known already;
  * returns when to ask again. */
-void vc_gates_sample_begins(void);
+void vc_gates_sample_begins(bool held);
 bool *vc_gates_sample(const struct vc_gate *gate);
 uint64_t vc_gates_sample_ends(void);
 

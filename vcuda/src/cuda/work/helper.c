@@ -519,9 +519,10 @@ static uint64_t work_off(struct vc_tracker *tracker)
 
 /* --- the thread --- */
 
-static uint64_t look(void)
+/* `held`: somebody else may have chosen when. */
+static uint64_t look(bool held)
 {
-    vc_gates_sample_begins();
+    vc_gates_sample_begins(held);
     uint64_t marks = vc_trackers_round(work_off), rest = vc_gates_rest(), sample = vc_gates_sample_ends();
     return vc_earlier(vc_earlier(marks, rest), sample);
 }
@@ -536,7 +537,7 @@ bool vc_helper_stand_in(uint64_t *next_ns)
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable);
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
     vc_real.cuCtxGetCurrent(&before);
-    *next_ns = look();
+    *next_ns = look(false);
     vc_real.cuCtxSetCurrent(before);
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
     pthread_mutex_unlock(&looking);
@@ -551,11 +552,13 @@ static void *help(void *argument)
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
     for (;;) {
-        if (VC_UNLIKELY(vc_stops_woke(vc_bell_late_ns(vc_now_ns()))))
+        uint64_t now = vc_now_ns();
+        struct vc_stop stop = vc_stops_woke(now, vc_bell_late_ns(now));
+        if (VC_UNLIKELY(stop.stopped))
             vc_gates_stood_still();
         uint32_t word = vc_bell_awake();
         pthread_mutex_lock(&looking);
-        uint64_t next = look();
+        uint64_t next = look(stop.held);
         pthread_mutex_unlock(&looking);
         vc_stops_sleeps();
         vc_bell_sleep(next, word);

@@ -9,8 +9,14 @@
 void vc_stops_started(void);
 /* The helper's: it goes to sleep now. */
 void vc_stops_sleeps(void);
-/* The helper's: it is awake, so long after it should have been. Whether it was stopped meanwhile: a busy machine explains a late helper, and so does a virtual one
- * that its host did not run; a stop neither. */
-bool vc_stops_woke(uint64_t late_ns);
+
+/* What a late helper tells. A busy machine explains it, and so does a virtual one that its host did not run, as far as hosts do that; a stop neither. */
+struct vc_stop {
+    bool stopped; /* it was, for longer than a millisecond */
+    bool held;    /* it was late, or was before, for longer than anything explains: when to look others may have chosen */
+};
+
+/* The helper's: it is awake now, so long after it should have been. */
+struct vc_stop vc_stops_woke(uint64_t now_ns, uint64_t late_ns);
 
 #endif
