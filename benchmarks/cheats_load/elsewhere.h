@@ -66,6 +66,22 @@ static void kernel_times_change_between_copies(struct place *place)
     CALL(cuStreamSynchronize, place->streams[0]);
 }
 
+/* The same function is short behind one copy and long behind the next, each step is waited for. */
+static void short_and_long_between_copies(struct place *place)
+{
+    static handle shorter, longer;
+    if (!shorter) {
+        shorter = launched_by_argument(place, "spin_10us");
+        longer = launched_by_argument(place, "spin_1900us");
+    }
+    need_memory(place);
+    CALL(cuMemcpyHtoDAsync_v2, place->memory, host_memory(), (size_t)MIB, place->streams[0]);
+    launch_by_argument_on(place, shorter, place->streams[0]);
+    CALL(cuMemcpyHtoDAsync_v2, place->memory, host_memory(), (size_t)MIB, place->streams[0]);
+    launch_by_argument_on(place, longer, place->streams[0]);
+    CALL(cuStreamSynchronize, place->streams[0]);
+}
+
 static void naps(void *us)
 {
     sleep_us((unsigned)(uintptr_t)us);

@@ -103,6 +103,7 @@ static const struct pattern patterns[] = {
     PATTERN(host_copies, 1, 1, 0),
     PATTERN(host_copies_overlapped, 1, 1, 0),
     PATTERN(kernel_times_change_between_copies, 1, 1, 0),
+    PATTERN(short_and_long_between_copies, 1, 1, 0),
     PATTERN(callbacks_between, 1, 1, 0),
     PATTERN(behind_callbacks_of_another_stream, 1, 1, 0),
     PATTERN(callbacks_before_legacy, 1, 1, 0),

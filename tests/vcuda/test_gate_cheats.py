@@ -176,6 +176,12 @@ def test_what_runs_on_into_a_neighbours_lease_is_charged_for_its_own_time(table:
     assert got < 1.25 * charged
 
 
+def test_what_a_copy_was_before_is_charged_for_its_own_slice(table: Table) -> None:
+    """Half of what it had was taken for the neighbour's, which had its slice before: 28 points of the card were had for 16, and the neighbour had 66.6."""
+    runs = [table.beside("short_and_long_between_copies") for _ in range(3)]
+    assert sum(got for got, _, _ in runs) < 1.2 * sum(charged for _, _, charged in runs)
+
+
 def test_what_is_hidden_beside_who_waits_for_each_kernel_is_found(tmp_path: Path) -> None:
     """No busy stream was told from one that waits for the other's slices: 40 points of 30 were had for 15, 69 of 50 for 19."""
     table = Table(tmp_path, 4)

@@ -149,6 +149,8 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
     if (gate->open) /* what siblings leave meanwhile is paid for, too */
         vc_abandoned_cover(gate->paid, vc_later(interval->from_ns, interval->covered_until_ns), now_ns);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    interval->joined = vc_gate_beside(gate, interval->from_ns);
+    vc_interval_open(&gate->busy, interval);
     if (interval->covered_until_ns == 0 && !overlapped(gate, &policy, interval))
         vc_interval_leave_slack(&gate->busy, interval, now_ns);
     vc_interval_cover(&gate->busy, interval, now_ns);

@@ -52,6 +52,7 @@ void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times 
     interval->from_ns = start;
     interval->slack_ns = (found && handed_over > start ? vc_earlier(from->stuck_ns, handed_over - start) : 0) + behind - moved;
     interval->from_idle = found && begins != 0;
+    interval->queued = !found && begins != 0 && handed_over <= reached_ns;
 }
 
 static uint64_t grown_by(uint64_t from, uint64_t to, double part)
@@ -97,6 +98,13 @@ void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *t
     interval->over = to->reached_ns <= to->recorded_ns;
 }
 
+void vc_interval_open(const struct vc_busy *busy, struct vc_interval *interval)
+{
+    bool apart = busy->count == 0 || interval->from_ns > busy->segments[busy->count - 1].to_ns + CLOCK_RESOLVES_NS;
+    if (interval->covered_until_ns == 0)
+        interval->opens = interval->behind && interval->queued && !interval->joined && !interval->loose && apart;
+}
+
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns)
 {
     uint64_t from = vc_later(interval->from_ns, interval->covered_until_ns);
@@ -125,6 +133,9 @@ uint64_t vc_interval_own(const struct vc_interval *interval)
 {
     uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;
     uint64_t to = vc_later(interval->to_ns, interval->covered_until_ns), length = to > interval->from_ns ? to - interval->from_ns : 0;
+    /* By the clock others have an equal part of all of it; but what they had first lies before it, and now the slice is ours. */
+    if (interval->opens)
+        others = vc_earlier(others, length > VC_LONG_OPERATION_NS ? length - VC_LONG_OPERATION_NS : 0);
     if (own < length) /* what others had in the rest was taken off the intervals that paid for it */
         others = (uint64_t)((double)others * ((double)own / (double)length));
     return vc_later(own > others ? own - others : 0, own / 5);
@@ -324,6 +335,7 @@ struct vc_settlement vc_interval_settle(struct vc_busy *busy, struct vc_interval
 {
     uint64_t length = interval->to_ns - interval->from_ns;
     interval->beside = beside;
+    vc_interval_open(busy, interval);
     struct vc_settlement settlement = settle(busy, interval, overlapped, beside);
     /* A slice of theirs that is taken for our own makes no cost vary. */
     bool longer = interval->uncovered_ns > interval->estimate_ns + SWITCHES_NS && settlement.charged_ns <= interval->estimate_ns + VC_LONG_OPERATION_NS;

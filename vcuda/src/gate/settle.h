@@ -64,6 +64,8 @@ struct vc_interval {
     bool siblings;         /* only other processes of the container may be inside … */
     bool amid;             /* … and such had work lately */
     bool from_idle;        /* the card was idle at its mark */
+    bool queued;           /* its first operation was there when its mark was reached: both waited for the card together */
+    bool opens;            /* it began when nothing else of this process was on the card, with a slice of its own */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
     bool over;             /* … and had it before that mark was recorded: when, nothing tells */
     bool paused;           /* the end mark was recorded before its thread slept, not right behind the last operation */
@@ -109,6 +111,9 @@ void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *t
 /* While its launch took the host the card may have been idle, or busy with what other streams have to do, which is theirs to pay: so much of it is not covered as it is
  * not charged for, once it is known that it lasts until `to_ns`. Before it is looked at, and where no others' slices may be inside. */
 void vc_interval_leave_slack(const struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);
+
+/* Before it is looked at for the first time: whether it `opens` a slice, as far as its stream and what this process had before tell. */
+void vc_interval_open(const struct vc_busy *busy, struct vc_interval *interval);
 
 /* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);

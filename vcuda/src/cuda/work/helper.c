@@ -326,6 +326,7 @@ static bool charge_progress(struct vc_tracker *tracker, struct vc_under_way *ent
         vc_interval_begin(interval, &from->times, from->times.reached_ns, now_ns, uncertain(tracker));
     if (interval->from_ns == 0)
         return true;
+    interval->behind = from && from->behind;
     struct vc_gate_others now = vc_gate_others(tracker->gate);
     interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, from ? &from->others : &interval->others_then, &now);
     bool late = vc_interval_is_late(interval, now_ns);
