@@ -63,7 +63,7 @@ static struct process *new_process(struct model *model, unsigned tenant, struct 
     process->load = load;
     process->ready_ns = model->now + load.from_ns;
     process->open = -1;
-    process->reaches_ns = NONE;
+    model->reaches_ns[process - model->processes] = NONE;
     process->expected = calloc(MODEL_MARKS, sizeof *process->expected);
     process->marks = calloc(MODEL_MARKS, sizeof *process->marks);
     process->queue = calloc(MODEL_QUEUE, sizeof *process->queue);
@@ -116,11 +116,61 @@ void model_arbiter(struct model *model, bool alive)
     model->decide_at = model->now;
 }
 
+static uint64_t sooner(uint64_t one, uint64_t other)
+{
+    return one < other ? one : other;
+}
+
+/* When a process or its helper acts next if the card takes nothing out of a queue until then. */
+static uint64_t acts_at(const struct model *model, const struct process *process)
+{
+    uint64_t soon = model->now + STEP, at = NONE;
+    const struct process *first = &model->processes[process->context];
+    bool may = !(process->load.in_turn && process != first + first->turn) && model->now < 1000000000 + process->load.until_ns;
+    if (process->syncing)
+        at = process->count == 0 ? soon : NONE;
+    else if (process->ready_ns > model->now)
+        at = process->ready_ns;
+    else if (may && (process->count < 1024 || (process->load.sync_every && process->since_sync >= process->load.sync_every)))
+        at = soon;
+    if (process->expected_count == 0)
+        return at;
+    const struct expected *next = &process->expected[process->expected_head];
+    if (model->timing.sleeps)
+        at = sooner(at, next->look_ns > model->now ? next->look_ns : soon);
+    const struct mark *begin = next->from >= 0 ? &process->marks[next->from] : NULL, *to = &process->marks[next->to];
+    if (begin && !begin->noticed && begin->times.reached_ns != 0)
+        at = sooner(at, begin->times.reached_ns + model->timing.see_ns);
+    if (to->times.reached_ns != 0)
+        at = sooner(at, to->times.reached_ns + model->timing.see_ns);
+    return at;
+}
+
+/* Until then the card works by itself, unless it takes something out of a queue: nobody else would do anything. */
+static uint64_t quiet_until(const struct model *model)
+{
+    uint64_t at = model->now / LOOKS_ON * LOOKS_ON + LOOKS_ON;
+    if (model->arbiter)
+        at = sooner(at, model->decide_at);
+    for (const struct process *process = model->processes; process < model->processes + model->process_count && at > model->now + STEP; process++)
+        at = sooner(at, acts_at(model, process));
+    return at;
+}
+
 void model_run(struct model *model, uint64_t until_ns)
 {
+    uint64_t quiet = 0;
+    bool once_more = true;
     for (; model->now < 1000000000 + until_ns; model->now += STEP) {
+        model->taken_out = false;
         model_card_step(model);
-        bool looks_on = model->now % 100000 == 0;
+        bool quietly = model->now < quiet && !model->taken_out;
+        if (quietly && !once_more) {
+            model->now = model_card_goes_on(model, sooner(quiet, 1000000000 + until_ns));
+            continue;
+        }
+        once_more = !quietly; /* helpers say anew that theirs has not begun, over what another said in the last step */
+        bool looks_on = model->now % LOOKS_ON == 0;
         for (struct process *process = model->processes; process < model->processes + model->process_count; process++) {
             if (process->expected_count != 0)
                 model_helper_step(model, process, looks_on);
@@ -128,5 +178,6 @@ void model_run(struct model *model, uint64_t until_ns)
                 model_process_step(model, process);
         }
         model_arbiter_step(model);
+        quiet = quiet_until(model);
     }
 }

@@ -5,7 +5,7 @@
 #include "gate_model.h"
 
 enum { MODEL_BINS = 100000, MODEL_BURSTS = 4096 }; /* bins of 100 us: 10 s */
-static const uint64_t STEP = 1000, NONE = UINT64_MAX;
+static const uint64_t STEP = 1000, LOOKS_ON = 100000, NONE = UINT64_MAX; /* LOOKS_ON: so often helpers look at what lasts */
 
 /* A kernel, or a mark. */
 struct entry {
@@ -33,7 +33,6 @@ struct process {
     unsigned tenant;
     unsigned context; /* the process whose thread this is; its own number for the first */
     unsigned head, count; /* of the queue */
-    uint64_t reaches_ns;  /* of what is at the queue's head; NONE: it is empty */
     unsigned expected_head, expected_count;
     uint64_t held_until_ns; /* by a mark, on the card */
     uint64_t ready_ns, sync_from_ns;
@@ -77,6 +76,7 @@ struct model {
     unsigned tenant_count;
     struct process processes[MODEL_PROCESSES];
     unsigned process_count;
+    uint64_t reaches_ns[MODEL_PROCESSES]; /* of what is at each one's queue's head; NONE: it is empty. Together, as each step looks at all of them */
     struct vc_tenant plan_tenants[MODEL_TENANTS];
     struct vc_card_plan plan;
     uint64_t decide_at;
@@ -85,10 +85,13 @@ struct model {
     unsigned stream; /* the process, or thread, of which it worked on last */
     bool run_to_completion;
     uint64_t slice_end, switched_at;
+    bool taken_out; /* the card took something out of a queue in this step */
 };
 
 /* One step of the card; of the helper, for one process, which looks on at what lasts; of a process; and of the arbiter. */
 void model_card_step(struct model *model);
+/* The step just made again and again, as long as nothing else comes of it and before `until_ns`. Returns when the last of them was. */
+uint64_t model_card_goes_on(struct model *model, uint64_t until_ns);
 void model_helper_step(struct model *model, struct process *process, bool looks_on);
 void model_process_step(struct model *model, struct process *process);
 void model_arbiter_step(struct model *model);

@@ -12,10 +12,10 @@ static double uniform(struct model *model)
     return (double)(model->seed >> 8) / (double)(1u << 24);
 }
 
-static void push(struct process *process, uint64_t left_ns, uint64_t reaches_ns, int mark)
+static void push(struct model *model, struct process *process, uint64_t left_ns, uint64_t reaches_ns, int mark)
 {
     if (process->count == 0)
-        process->reaches_ns = reaches_ns;
+        model->reaches_ns[process - model->processes] = reaches_ns;
     process->queue[(process->head + process->count++) % MODEL_QUEUE] = (struct entry){left_ns, reaches_ns, false, mark};
 }
 
@@ -38,7 +38,7 @@ static int record(struct model *model, struct process *process, uint64_t *host_n
     uint64_t recording = *host_ns, stall = model->timing.stalls_marks ? held_up(model) : 0, submits = varied(model, model->timing.record_ns);
     bool before = stall != 0 && uniform(model) < 0.5;
     *host_ns += submits + stall;
-    push(process, 0, recording + submits + (before ? stall : 0) + model->timing.reach_ns, index);
+    push(model, process, 0, recording + submits + (before ? stall : 0) + model->timing.reach_ns, index);
     process->marks[index] = (struct mark){.times = {.recording_ns = recording, .recorded_ns = *host_ns}, .others = vc_gate_others(process->gate)};
     return index;
 }
@@ -70,7 +70,7 @@ static void hand_over(struct model *model, struct process *process, struct mark 
     uint64_t submits = model->timing.jitter == 0 ? call : (uint64_t)((0.85 + 0.25 * uniform(model)) * (double)call);
     if (stall && uniform(model) < 0.5)
         submits += stall;
-    push(process, (uint64_t)(ns * noise), *host_ns + submits + model->timing.reach_ns, -1);
+    push(model, process, (uint64_t)(ns * noise), *host_ns + submits + model->timing.reach_ns, -1);
     *host_ns += call + stall;
     if (before) {
         before->times.stuck_ns = call + stall < VC_LAUNCH_GAP_NS ? 0 : call + stall - VC_LAUNCH_GAP_NS;

@@ -57,7 +57,7 @@ _RULES = (
     "arbiter/observe",
     "arbiter/divide",
 )
-_TICKS = ("-DVC_TICKS_OF_TEST=1",)
+_TICKS = ("-DVC_TICKS_OF_TEST=1", "-O2")  # of all that has the rules, so that they are compiled once
 _EXACT = (
     *("gate_bucket", "gate_rules", "gate_intervals", "gate_turns", "gate_left", "gate_probe", "gate_samples"),
     *("arbiter_rules", "arbiter_others", "arbiter_uncut", "arbiter_priorities", "arbiter_together", "arbiter_accounts"),
@@ -110,7 +110,7 @@ PROGRAMS = {
     "stops": Program(("stops_test.c",), ("base/*", "cuda/work/bell", "cuda/work/stops"), threads=False),
     "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "report/*", "gate/*", "arbiter/*")),
     "gate_crowd": Program(("gate_crowd_test.c",), ("base/*", "region/*", "gate/*")),
-    **{name: Program((f"{name}.c", *_MODEL), _RULES, (*_TICKS, "-O2"), threads=False) for name in _SHARES},
+    **{name: Program((f"{name}.c", *_MODEL), _RULES, _TICKS, threads=False) for name in _SHARES},
 }
 
 # Under QEMU's user mode a process reads another start time of its own (/proc/self/stat is made up) than others read of it, so it
