@@ -50,7 +50,7 @@ static enum vc_probe_answer judge(const struct vc_probe *probe, uint64_t now_ns,
     if (!probe->come)
         return reached ? VC_PROBE_ASKS_AGAIN : since > VC_PROBE_COMES_NS ? VC_PROBE_SAYS_NOTHING : VC_PROBE_WAITS;
     if (reached)
-        return since <= VC_PROBE_AT_ONCE_NS ? VC_PROBE_FREE : VC_PROBE_SAYS_NOTHING;
+        return since <= VC_PROBE_LATE_NS ? VC_PROBE_FREE : VC_PROBE_SAYS_NOTHING;
     return since <= VC_PROBE_LATE_NS ? VC_PROBE_WAITS : explained ? VC_PROBE_SAYS_NOTHING : VC_PROBE_BUSY;
 }
 
@@ -62,7 +62,7 @@ enum vc_probe_answer vc_probe_answer(struct vc_probe *probe, uint64_t now_ns, bo
     bool tells = answer != VC_PROBE_SAYS_NOTHING;
     if (tells)
         vc_store_relaxed(&probe->known_ns, probe->asked_ns);
-    vc_store_relaxed(&probe->due_ns, now_ns + (tells ? VC_PROBE_LEAST_NS + at_random(probe, VC_PROBE_SPREAD_NS) : at_random(probe, VC_PROBE_AGAIN_NS)));
+    vc_store_relaxed(&probe->due_ns, now_ns + VC_PROBE_LEAST_NS + at_random(probe, tells ? VC_PROBE_SPREAD_NS : VC_PROBE_AGAIN_NS));
     vc_store_relaxed(&probe->asked_ns, 0);
     return answer;
 }

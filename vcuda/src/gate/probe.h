@@ -1,7 +1,7 @@
 /* Whether the card still has what a stopped process left there: asked of the card, at moments that no program can foresee.
  *
  * Nobody sees the work of a stopped process end, but while it lasts nothing else stays on the card. So a sibling's helper, while its process has nothing there, records an event: once that
- * is reached the card has come to this process, and goes back to whatever else there is. A second one then is reached at once if there is nothing. What passes between two such
+ * is reached the card has come to this process, and goes back to whatever else there is. A second one then waits for a slice if that is long. What passes between two such
  * moments is charged where the card was found busy, and not where it was free: on average that is what it did, whatever a program does in between. Arithmetic only.
  */
 #ifndef VC_PROBE_H
@@ -13,9 +13,8 @@
 enum {
     VC_PROBE_LEAST_NS = 10000000,  /* between two of them, and up to … */
     VC_PROBE_SPREAD_NS = 20000000, /* … so much more, at random */
-    VC_PROBE_AGAIN_NS = 3000000,   /* where one told nothing the next comes within so long */
-    VC_PROBE_AT_ONCE_NS = 40000,   /* a free card that has this process's context reaches an event within that */
-    VC_PROBE_LATE_NS = 150000,     /* … and one that has not by then is busy */
+    VC_PROBE_AGAIN_NS = 3000000,   /* … where one told nothing: no sooner, or launches would wait for them most of the time */
+    VC_PROBE_LATE_NS = 1000000,    /* a card that goes to something long keeps it for longer: a slice; to short work of a few siblings not */
     VC_PROBE_COMES_NS = 20000000,  /* the card comes to this process within that, or it can't be asked now */
     VC_PROBE_HOLDS_NS = 3000000,   /* so long launches wait for one, so that the process has nothing on the card */
     VC_PROBE_STANDS_NS = 50000000, /* somebody stood still so lately that it may do so still */

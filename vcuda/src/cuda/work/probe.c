@@ -39,14 +39,10 @@ static enum vc_probe_answer look(const struct vc_tracker *tracker)
 /* The card has come: it goes at once to whatever else there is. */
 static enum vc_probe_answer ask_again(struct vc_tracker *tracker)
 {
-    enum vc_probe_answer answer = VC_PROBE_WAITS;
-    if (!ask(tracker, true)) {
-        vc_probe_ask(&tracker->gate->probe, 0, true); /* too late to tell anything */
-        return vc_probe_answer(&tracker->gate->probe, vc_now_ns(), true, true);
-    }
-    for (uint64_t until = vc_now_ns() + VC_PROBE_AT_ONCE_NS; answer == VC_PROBE_WAITS && vc_now_ns() < until; vc_cpu_relax())
-        answer = look(tracker);
-    return answer;
+    if (ask(tracker, true))
+        return VC_PROBE_WAITS;
+    vc_probe_ask(&tracker->gate->probe, 0, true); /* too late to tell anything */
+    return vc_probe_answer(&tracker->gate->probe, vc_now_ns(), true, true);
 }
 
 uint64_t vc_probe_look(struct vc_tracker *tracker)
