@@ -17,6 +17,21 @@ static void long_behind_a_short_one(struct place *place)
     sleep_us(700);
 }
 
+/* Beside others it was charged half of what it took, and these the rest. */
+static void long_behind_a_waited_short_one(struct place *place)
+{
+    static handle shorter, longer;
+    if (!shorter) {
+        shorter = launched_by_argument(place, "spin_20us");
+        longer = launched_by_argument(place, "spin_1900us");
+    }
+    launch_by_argument(place, shorter);
+    CALL(cuStreamSynchronize, place->streams[0]);
+    sleep_us(900);
+    launch_by_argument(place, longer);
+    sleep_us(900);
+}
+
 /* Plain ones before: so many launches may be on their way to the card as long as the hidden ones take. */
 static void long_behind_many_launches(struct place *place)
 {

@@ -135,6 +135,33 @@ static void test_others_part_is_taken_off_one_of_those_that_are_seen_late(void)
     CHECK(vc_others_in_late(&latest, &beside, interval.from_ns, 3 * MS, 2 * MS) == 0); /* a refund */
 }
 
+/* Where a mark waited for others' slices alone one of our own begins, and within that nobody else has the card: what an operation of varying cost took there was halved by what they were thought to have had. */
+static void test_a_slice_of_ones_own_is_nobody_elses(void)
+{
+    struct vc_busy busy = {0};
+    struct vc_slice latest = {0};
+    struct vc_mark_times mark = {.recording_ns = T, .recorded_ns = T + 2 * US, .begins_ns = T + 6 * US};
+    struct vc_interval interval = {.from_ns = T + MS, .to_ns = T + MS + 1900 * US, .estimate_ns = 400 * US, .others_gpu_ns = 1300 * US, .risk_ns = 1900 * US, .operations = 1, .measurable = true};
+    CHECK(vc_slice_found(&latest, &interval, false, &mark) == 0); /* something may have been before */
+    interval.sliced_ns = vc_slice_found(&(struct vc_slice){0}, &interval, true, &mark);
+    CHECK(interval.sliced_ns == 1900 * US);
+    CHECK(vc_interval_settle(&busy, &interval, true, false).charged_ns == 1900 * US);
+    CHECK(vc_slice_found(&(struct vc_slice){.ended_ns = T + MS}, &interval, true, &mark) == 0); /* it waited for that to end */
+    mark.begins_ns = T + MS + 100 * US; /* held up: it was idle, and another may have come */
+    CHECK(vc_slice_found(&(struct vc_slice){0}, &interval, true, &mark) == 0);
+    mark.begins_ns = T + 6 * US;
+    interval.from_ns = T + 10 * US; /* it waited for nothing */
+    CHECK(vc_slice_found(&(struct vc_slice){0}, &interval, true, &mark) == 0);
+    interval.from_ns = T + MS;
+    latest = (struct vc_slice){0};
+    vc_slice_found(&latest, &interval, true, &mark);
+    struct vc_interval next = {.from_ns = interval.to_ns, .to_ns = interval.to_ns + MS}; /* right behind it: the rest of that slice */
+    CHECK(vc_slice_found(&latest, &next, true, &(struct vc_mark_times){.recorded_ns = T + 2 * MS}) == 100 * US);
+    next.from_ns += 2 * MS;
+    next.to_ns += 2 * MS; /* idle in between */
+    CHECK(vc_slice_found(&latest, &next, false, &mark) == 0);
+}
+
 /* Each began a microsecond before the one before it had ended, as far as the card's clock tells: no estimate followed. */
 static void test_what_the_cards_clock_does_not_resolve_is_no_other_stream(void)
 {
@@ -609,6 +636,7 @@ int main(void)
     test_what_surprises_by_one_after_another_is_doubted_as_a_whole();
     test_who_stands_still_with_work_on_the_card_again_and_again_is_doubted();
     test_others_part_is_taken_off_one_of_those_that_are_seen_late();
+    test_a_slice_of_ones_own_is_nobody_elses();
     test_what_the_cards_clock_does_not_resolve_is_no_other_stream();
     test_a_whole_slice_surprises_less();
     test_who_is_longer_than_charged_where_others_are_is_doubted();

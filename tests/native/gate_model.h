@@ -20,13 +20,14 @@ enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 64, MODEL_QUEUE = 4096, MODEL_MARKS 
  * `slower_ns`: so long they take from the first second on; with `change_ns` by turns, each for so long; with `seldom_ns` one of another kind that often.
  * `tail_ns`: of MODEL_KINDS kinds in turn each takes so long from a lease's 4th ms on; with `tail_every` from the 5th of one lease in so many, where two tenants take turns.
  * `in_turn`: the threads of the process are one thread's streams, on which it launches in turn: one, or a `burst` and then sleeps for `pause_ns`.
+ * `hidden_ns`: every second one takes so long, and is not waited for but `pause_ns`.
  * `sly_ns`: so long they take while others may launch meanwhile, which a tenant can read in its limits. */
 struct model_load {
     uint64_t kernel_ns, longest_ns, host_ns;
     unsigned sync_every;
     uint64_t pause_ns;
     bool native;
-    uint64_t sly_ns, slower_ns, change_ns, seldom_ns, tail_ns;
+    uint64_t sly_ns, slower_ns, change_ns, seldom_ns, tail_ns, hidden_ns;
     unsigned tail_every;
     bool in_turn;
     unsigned burst;

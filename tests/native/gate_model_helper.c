@@ -59,6 +59,8 @@ void model_helper_step(struct model *model, struct process *process, bool looks_
         to->others = vc_others_at(before, interval.from_ns, &now, model->now, interval.to_ns);
         interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, before, &to->others);
         to->noticed = true; /* where it also begins an interval */
+        if (next->from >= 0)
+            interval.sliced_ns = vc_slice_found(&model->processes[process->context].slice, &interval, process->marks[next->from].alone, &process->marks[next->from].times);
         struct vc_settlement settlement = vc_gate_seen(process->gate, model->now, &interval);
         vc_gate_learnt(process->gate, settlement.charged_ns, vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement));
         process->expected_head = (process->expected_head + 1) % MODEL_MARKS;

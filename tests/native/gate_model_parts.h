@@ -17,6 +17,7 @@ struct entry {
 
 struct mark {
     struct vc_mark_times times;
+    bool alone;   /* nothing without a mark lay before it on its stream */
     bool noticed; /* the helper has seen that an interval began */
     struct vc_gate_others others;
 };
@@ -45,6 +46,8 @@ struct process {
     struct model_load load;
     struct vc_slot_card *slot;
     unsigned kind;
+    bool hides; /* its next kernel */
+    struct vc_slice slice; /* of the context, in its first process */
     uint64_t seldom_at_ns;
     int open;
     uint64_t burst_from_ns;

@@ -53,6 +53,8 @@ static void expect_end(struct process *process, int from, int to, const struct v
 static void hand_over(struct model *model, struct process *process, struct mark *before, uint64_t *host_ns)
 {
     double noise = 0.9 + 0.2 * uniform(model), ns = (double)process->load.kernel_ns;
+    if (process->hides)
+        ns = (double)process->load.hidden_ns;
     if (process->load.longest_ns)
         ns *= pow((double)process->load.longest_ns / ns, (double)(process->kind * 29 % MODEL_KINDS) / (MODEL_KINDS - 1));
     if (process->load.sly_ns && model->limits.cards[process->tenant].lease_sequence & VC_LEASE_TOGETHER)
@@ -160,6 +162,7 @@ static void launch(struct model *model, struct process *process)
                 expect_end(process, -1, process->open, &left);
             }
             vc_lane_opened(&process->lane, true);
+            process->marks[process->open].alone = step.left ? !busy : step.alone;
         }
         hand_over(model, process, vc_lane_all_marked(&process->lane) ? &process->marks[process->open] : NULL, &host);
         vc_lane_launched(&process->lane, estimate, &answer, &step);
@@ -172,6 +175,11 @@ static void launch(struct model *model, struct process *process)
     process->since_sync++;
     process->kind = process->load.longest_ns || process->load.tail_ns ? (process->kind + 1) % MODEL_KINDS : 0;
     process->ready_ns = host + process->load.host_ns;
+    if (process->hides) {
+        process->ready_ns += process->load.pause_ns;
+        process->since_sync = 0;
+    }
+    process->hides = process->load.hidden_ns != 0 && !process->hides;
     if (process->load.in_turn && process->since_sync >= process->load.burst) {
         process->ready_ns += process->load.burst ? process->load.pause_ns : 0;
         process->since_sync = 0;

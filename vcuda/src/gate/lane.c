@@ -110,6 +110,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     /* All was seen to end, long before it was thought to. */
     bool early = answer->from_idle && lane->finish_ns > now_ns + VC_MARK_NS;
     bool idle = lane->finish_ns <= now_ns || early;
+    step->alone = lane->operations == 0;
     bool left = idle && !early && lane->operations != 0 && lane->unmarked_since_ns != 0;
     step->late = !idle && lane->unmarked_since_ns != 0 && now_ns > lane->unmarked_since_ns + VC_MARK_NS;
     if (idle || lane->unmarked_since_ns == 0) {

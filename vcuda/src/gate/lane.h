@@ -61,6 +61,7 @@ struct vc_lane_step {
     bool late;        /* operations before it wait for a mark for too long */
     bool due;         /* it is to be measured */
     bool left;        /* mark_before: operations without a mark lie before it, which should have been done by now */
+    bool alone;       /* … nothing of the lane lies before it that has no mark behind it */
     bool concurrent;  /* it starts beside work of another stream: only its own interval tells what it adds */
     struct vc_interval interval; /* without its times */
     unsigned distinct;

@@ -91,6 +91,23 @@ uint64_t vc_others_in_late(struct vc_late *latest, const struct vc_interval *int
     return inside;
 }
 
+uint64_t vc_slice_found(struct vc_slice *latest, const struct vc_interval *interval, bool alone, const struct vc_mark_times *from)
+{
+    uint64_t begin = interval->from_ns, end = interval->to_ns;
+    bool handed_over = from->begins_ns != 0 && from->begins_ns + from->stuck_ns <= begin; /* else the slice would be over at once */
+    bool waited = alone && handed_over && from->recorded_ns >= latest->ended_ns && begin > from->recorded_ns + SWITCHES_NS;
+    latest->ended_ns = vc_later(latest->ended_ns, end);
+    if (waited && begin > latest->from_ns) {
+        latest->from_ns = begin;
+        latest->to_ns = end;
+    } else if (begin < latest->from_ns || begin > latest->to_ns + CLOCK_RESOLVES_NS) {
+        return 0;
+    }
+    latest->to_ns = vc_later(latest->to_ns, end);
+    uint64_t until = vc_earlier(end, latest->from_ns + VC_LONG_OPERATION_NS);
+    return until > begin ? until - begin : 0;
+}
+
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to)
 {
     interval->to_ns = to->reached_ns;
@@ -134,8 +151,8 @@ uint64_t vc_interval_own(const struct vc_interval *interval)
     uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;
     uint64_t to = vc_later(interval->to_ns, interval->covered_until_ns), length = to > interval->from_ns ? to - interval->from_ns : 0;
     /* By the clock others have an equal part of all of it; but what they had first lies before it, and now the slice is ours. */
-    if (interval->opens)
-        others = vc_earlier(others, length > VC_LONG_OPERATION_NS ? length - VC_LONG_OPERATION_NS : 0);
+    uint64_t ours = interval->opens ? VC_LONG_OPERATION_NS : interval->sliced_ns;
+    others = vc_earlier(others, length - vc_earlier(ours, length));
     if (own < length) /* what others had in the rest was taken off the intervals that paid for it */
         others = (uint64_t)((double)others * ((double)own / (double)length));
     return vc_later(own > others ? own - others : 0, own / 5);

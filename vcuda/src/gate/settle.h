@@ -63,6 +63,7 @@ struct vc_interval {
     bool stopped;          /* of other tenants some merely may have been on the card: what they left there, nobody says until when */
     bool siblings;         /* only other processes of the container may be inside … */
     bool amid;             /* … and such had work lately */
+    uint64_t sliced_ns;    /* so much of it lies in slices that are known to be this process's (vc_slice_found) */
     bool from_idle;        /* the card was idle at its mark */
     bool queued;           /* its first operation was there when its mark was reached: both waited for the card together */
     bool opens;            /* it began when nothing else of this process was on the card, with a slice of its own */
@@ -84,6 +85,16 @@ bool vc_seen_late(uint64_t now_ns, uint64_t at_ns);
 /* What other tenants had within one of them, whose begin was marked at `marked_ns`, when their clock said `then_ns`, while it says `tenants_ns` at its end: no more than it lasted longer than was thought, and
  * nothing where that is less than it takes a card to go to another context and back. What it waited for behind its mark was theirs; the rest may lie in those behind it. */
 uint64_t vc_others_in_late(struct vc_late *latest, const struct vc_interval *interval, uint64_t marked_ns, uint64_t then_ns, uint64_t tenants_ns);
+
+/* The latest slice of this context whose begin is known, and until when it was seen to have work since. CLOCK_MONOTONIC ns. */
+struct vc_slice {
+    uint64_t from_ns, to_ns;
+    uint64_t ended_ns; /* the latest end of any of its intervals */
+};
+
+/* So much of the interval no other context can have had, in ns. `alone`: on its stream nothing without a mark lay before `from`, where it begins. If nothing with one did either, that mark waited for others' slices
+ * alone: where it was reached one of our own began, which lasts as long as there is work, up to a slice. Of each context's intervals in the order in which their ends are seen. */
+uint64_t vc_slice_found(struct vc_slice *latest, const struct vc_interval *interval, bool alone, const struct vc_mark_times *from);
 
 /* What became of it: how the estimates of its operations should follow. */
 struct vc_settlement {

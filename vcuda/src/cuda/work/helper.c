@@ -206,6 +206,8 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     if (VC_UNLIKELY(late) && to->others.tenants_ns > before.tenants_ns)
         interval->others_gpu_ns -= to->others.tenants_ns - before.tenants_ns -
                                    vc_others_in_late(&tracker->latest, interval, from->times.recorded_ns, before.tenants_ns, to->others.tenants_ns);
+    if (from && interval->from_ns != 0 && interval->to_ns > interval->from_ns)
+        interval->sliced_ns = vc_slice_found(&tracker->slice, interval, from->alone && !from->behind, &from->times);
     interval->measurable = interval->measurable && interval->from_ns != 0 && to->times.reached_ns > interval->from_ns;
     struct vc_settlement settlement = vc_gate_seen(tracker->gate, now_ns, interval);
     vc_gate_learnt(tracker->gate, settlement.charged_ns, vc_lane_learn(entry->learners, entry->distinct, interval, &settlement));

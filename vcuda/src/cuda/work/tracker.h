@@ -46,6 +46,7 @@ struct vc_mark {
     uint32_t references;
     struct vc_mark_times times;
     bool seen;              /* the helper saw that it was reached, as the end of an interval */
+    bool alone;             /* nothing that has no mark behind it lay before it on its stream */
     bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
     struct vc_mark *after;         /* `behind`: that began where this one was reached; NULL: not known … */
     struct vc_estimate *elsewhere; /* … and such things take so long on this stream */
@@ -115,6 +116,7 @@ struct vc_tracker {
     /* The helper's own. */
     struct vc_overrun overruns[VC_STREAMS_LEFT];
     struct vc_late latest;
+    struct vc_slice slice;
     CUstream clock_stream;
     CUevent probe; /* probe.h */
     CUevent base, next_base; /* base: reached, all times are taken from it */

@@ -300,6 +300,8 @@ static bool begin_here(struct vc_work *work)
             vc_mark_submit(NULL, lane->open, work->stream, &left);
         }
         vc_lane_opened(&lane->lane, lane->open != NULL);
+        if (lane->open)
+            lane->open->alone = work->step.left ? !busy : work->step.alone;
         note_behind(lane);
         if (lane->open) {
             lane->open->after = lane->before;
