@@ -22,7 +22,7 @@ static void long_behind_a_waited_short_one(struct place *place)
 {
     static handle shorter, longer;
     if (!shorter) {
-        shorter = launched_by_argument(place, "spin_20us");
+        shorter = launched_by_argument(place, "spin_10us");
         longer = launched_by_argument(place, "spin_1900us");
     }
     launch_by_argument(place, shorter);
