@@ -240,10 +240,13 @@ static bool is_gone(struct vc_region *region, uint32_t index)
 static bool next_abandoned(struct vc_region *region, uint32_t card, uint64_t until_ns, uint32_t *index)
 {
     const struct vc_usage *usage = region->usage;
-    for (; *index < VC_MAX_SLOTS; ++*index)
-        if (vc_abandoned_is_open(&usage->cards[card], *index) && &usage->slots[*index] != vc_load_relaxed(&region->slot) &&
-            vc_load_acquire(&usage->slots[*index].cards[card].predicted_finish_ns) <= until_ns)
-            return true;
+    for (uint32_t half = *index / 64, from = *index % 64; half < 2; half++, from = 0)
+        for (uint64_t open = vc_load_acquire(&usage->cards[card].open_slots[half]) >> from << from; open != 0; open &= open - 1) {
+            *index = half * 64 + (uint32_t)__builtin_ctzll(open);
+            const struct vc_slot *slot = &usage->slots[*index];
+            if (slot != vc_load_relaxed(&region->slot) && vc_load_acquire(&slot->cards[card].predicted_finish_ns) <= until_ns)
+                return true;
+        }
     return false;
 }
 
@@ -255,8 +258,7 @@ uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t no
         return 0;
     struct vc_card_usage *usage = &region->usage->cards[card];
     uint64_t stopped = 0, dead = vc_load_relaxed(&usage->left_ns) ? __atomic_exchange_n(&usage->left_ns, 0, __ATOMIC_RELAXED) : 0;
-    bool open = vc_load_relaxed(&usage->open_slots[0]) || vc_load_relaxed(&usage->open_slots[1]);
-    for (uint32_t index = 0; open && next_abandoned(region, card, now_ns - VC_ABANDONED_AFTER_NS, &index); index++) {
+    for (uint32_t index = 0; next_abandoned(region, card, now_ns - VC_ABANDONED_AFTER_NS, &index); index++) {
         bool gone = is_gone(region, index);
         uint64_t until = gone ? now_ns : vc_abandoned_known_until(region->usage, card, index, known_ns, now_ns);
         *(gone ? &dead : &stopped) += vc_abandoned_take(region->limits, region->usage, card, index, until, gone);
