@@ -157,7 +157,7 @@ def test_what_runs_beside_another_stream_or_is_left_on_a_destroyed_one_is_not_pa
     table: Table, pattern: str
 ) -> None:
     """50 points were charged for 34 to 40, and for 43 to 45 in the last two."""
-    for _ in range(3):  # where the simulated card is not let run, its work is seen for longer than it takes: 44 for 20 once
+    for _ in range(3):  # a card that is not let run seems to work for longer: 44 for 20 once
         got, charged = table.alone(pattern, 50)
         if charged < got + 5:
             break
