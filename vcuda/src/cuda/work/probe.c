@@ -36,13 +36,11 @@ static enum vc_probe_answer look(const struct vc_tracker *tracker)
     return vc_probe_answer(probe, vc_now_ns(), is_reached, !mine || vc_gate_others_explain(tracker->gate, probe->asked_ns));
 }
 
-/* The card has come: it goes at once to whatever else there is. */
-static enum vc_probe_answer ask_again(struct vc_tracker *tracker)
+/* Until the next time: what is reached so late tells nothing. */
+static enum vc_probe_answer give_up(struct vc_probe *probe)
 {
-    if (ask(tracker, true))
-        return VC_PROBE_WAITS;
-    vc_probe_ask(&tracker->gate->probe, 0, true); /* too late to tell anything */
-    return vc_probe_answer(&tracker->gate->probe, vc_now_ns(), true, true);
+    vc_probe_ask(probe, 0, true);
+    return vc_probe_answer(probe, vc_now_ns(), true, true);
 }
 
 uint64_t vc_probe_look(struct vc_tracker *tracker)
@@ -50,13 +48,13 @@ uint64_t vc_probe_look(struct vc_tracker *tracker)
     struct vc_gate *gate = tracker->gate;
     uint64_t now = vc_now_ns(), due = vc_probe_plan(&gate->probe, now);
     if (gate->probe.asked_ns == 0) {
-        if (due <= now)
-            ask(tracker, false);
+        if (due <= now && !ask(tracker, false) && now >= due + VC_PROBE_HOLDS_NS) /* launches waited, and it still has something there */
+            give_up(&gate->probe);
         return vc_later(due, now + VC_LOOK_NS);
     }
     enum vc_probe_answer answer = look(tracker);
-    if (answer == VC_PROBE_ASKS_AGAIN)
-        answer = ask_again(tracker);
+    if (answer == VC_PROBE_ASKS_AGAIN) /* the card has come: it goes at once to whatever else there is */
+        answer = ask(tracker, true) ? VC_PROBE_WAITS : give_up(&gate->probe);
     if (answer == VC_PROBE_WAITS)
         return now + VC_LOOK_NS;
     if (answer == VC_PROBE_BUSY) /* before a sibling finds it free */
