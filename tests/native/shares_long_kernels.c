@@ -13,7 +13,7 @@ static void test_long_kernels_of_several_tenants_are_charged_what_they_had(void)
         }
         model_run(model, 9 * S);
         for (unsigned tenant = 0; tenant < 4; tenant++) {
-            CHECK(model_error(model, tenant, 10.0 * (tenant + 1), S, S, 9 * S) <= 4.2);
+            CHECK(model_error(model, tenant, 10.0 * (tenant + 1), S, S, 9 * S) <= 2.2);
             double real = (double)model_work_ns(model, tenant, 0, 9 * S);
             CHECK_NEAR((double)model_usage(model, tenant)->gpu_ns / real * 1000, 1000, 80);
         }
@@ -84,6 +84,25 @@ static void test_waiting_behind_work_of_its_own_shows_no_uncut_card(void)
     model_free(model);
 }
 
+/* Work that ran up to 2 ms into the next lease was not waited for: kernels of 3 ms beside their like had 31 points of 30, charged 28.8, and the 70 65.6, charged 67.4. */
+static void test_what_runs_on_for_less_than_a_slice_is_waited_for_too(void)
+{
+    static const struct model_timing *timings[] = {&MODEL_TIMING, &MODEL_H100_HOST};
+    for (unsigned i = 0; i < 2; i++) {
+        struct model *model = model_new(1, true);
+        model_set_timing(model, timings[i]);
+        for (unsigned tenant = 0; tenant < 2; tenant++) {
+            model_tenant(model, tenant ? 70 : 30, tenant ? 70 : 30, true);
+            model_process(model, tenant, greedy(3 * MS));
+        }
+        model_run(model, 9 * S);
+        CHECK_NEAR(100 * share(model, 0, S, 9 * S), 2950, 100);
+        CHECK(share(model, 1, S, 9 * S) >= 67.7);
+        CHECK_NEAR((double)model_usage(model, 1)->gpu_ns / (double)model_work_ns(model, 1, 0, 9 * S) * 1000, 1000, 15);
+        model_free(model);
+    }
+}
+
 /* What is left of a lease when the next kernel is too long for it goes to the next tenant, not to nobody. */
 static void test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost(void)
 {
@@ -131,6 +150,7 @@ int main(void)
     test_long_kernels_beside_who_waits_for_each_of_its_own_have_their_limit();
     test_leases_wait_for_long_kernels();
     test_waiting_behind_work_of_its_own_shows_no_uncut_card();
+    test_what_runs_on_for_less_than_a_slice_is_waited_for_too();
     test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost();
     test_a_card_that_cuts_no_kernel_is_divided_by_what_each_ran();
     return check_failures != 0;

@@ -16,7 +16,7 @@ static const double BELIEVED_PART = 0.75;
 static const double HANDED_OVER_NS = 200000;
 /* So much beyond a lease's end its holder may have on the card before the next one waits for that, and so long that one waits: no longer, or what is on the card and what is held back might
  * wait for each other. */
-static const uint64_t RUNS_ON_LEAST_NS = 2000000, RUNS_ON_MOST_NS = 25000000;
+static const uint64_t RUNS_ON_LEAST_NS = 1000000, RUNS_ON_MOST_NS = 25000000;
 /* Whose processes are stopped does not see its work end, and learns that it takes longer than it does: nobody waits for that, so long after. */
 static const uint64_t STOPPED_LATELY_NS = 1000000000;
 /* Time used beyond the guaranteed share while others waited: carried this far, so that long operations are paid for too. */

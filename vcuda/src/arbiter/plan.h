@@ -17,7 +17,7 @@ enum {
     VC_LEASE_SCALE_NS = 24000000, /* a lease lasts share × this … */
     VC_LEASE_MIN_NS = 3000000,    /* … but not less than this … */
     VC_LEASE_MAX_NS = 8000000,    /* … nor more than this */
-    VC_LEASE_LEAD_NS = 300000,    /* the next lease may open so long before the end, if so little is outstanding */
+    VC_LEASE_LEAD_NS = 200000,    /* the next lease may open so long before the end, if so little is outstanding */
     VC_LEASE_IDLE_NS = 200000,    /* a holder with nothing outstanding for so long passes the lease on */
     VC_CARD_SLICE_NS = 2100000,   /* the longest that a card which slices gives one tenant while others wait, and the switch */
     VC_ARBITER_TICK_NS = 1000000, /* while anything is going on, decide at least so often … */
