@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "cuda/work/bell.h"
 #include "cuda/work/capture.h"
+#include "cuda/work/clock.h"
 #include "cuda/work/gates.h"
 #include "cuda/work/hosted.h"
 #include "cuda/work/left.h"
@@ -15,10 +16,6 @@
 #include "cuda/work/stops.h"
 #include "cuda/work/visit.h"
 
-/* cuEventElapsedTime is a float of ms: the base must stay near for it to resolve fractions of a microsecond. */
-static const uint64_t BASE_AGE_NS = 3000000000u;
-static const uint64_t BASE_NEAR_NS = 300000;
-static const uint64_t MOVED_NS = 100000;
 static const uint64_t BEGIN_LOOK_NS = 200000;
 /* An operation is no longer on its way to the card: what has not begun by then waits for something else than the card, whatever that is. */
 static const uint64_t ON_ITS_WAY_NS = 30000;
@@ -37,120 +34,18 @@ void vc_helper_forked(void)
     vc_store_relaxed(&started, 0);
 }
 
-/* --- the clock of a context --- */
-
-static bool reached(CUevent event)
-{
-    return vc_real.cuEventQuery(event) != CUDA_ERROR_NOT_READY;
-}
-
-static bool make_base(struct vc_tracker *tracker, CUevent *event)
-{
-    if (!tracker->clock_stream && vc_real.cuStreamCreate(&tracker->clock_stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
-        return false;
-    if (!*event && vc_real.cuEventCreate(event, 0) != CUDA_SUCCESS)
-        return false;
-    return vc_real.cuEventRecord(*event, tracker->clock_stream) == CUDA_SUCCESS;
-}
-
-static int64_t since_base(const struct vc_tracker *tracker, CUevent event, bool *known)
-{
-    float milliseconds = 0;
-    *known = vc_real.cuEventElapsedTime(&milliseconds, tracker->base, event) == CUDA_SUCCESS;
-    return (int64_t)((double)milliseconds * 1e6);
-}
-
-/* Have a base that was reached, renewed in time. False: not yet. */
-static bool have_clock(struct vc_tracker *tracker)
-{
-    uint64_t now = vc_now_ns();
-    if (tracker->base_made_ns != 0 && !tracker->renewing && now - tracker->base_made_ns < BASE_AGE_NS)
-        return true;
-    if (!tracker->renewing) {
-        tracker->renewing_since_ns = now;
-        tracker->renewing = make_base(tracker, &tracker->next_base);
-        tracker->broken = !tracker->renewing && tracker->base_made_ns == 0;
-    }
-    if (!tracker->renewing || !reached(tracker->next_base))
-        return tracker->base_made_ns != 0;
-    now = vc_now_ns();
-    uint64_t low = tracker->renewing_since_ns, high = now;
-    if (tracker->base_made_ns != 0) {
-        bool known;
-        uint64_t since = (uint64_t)since_base(tracker, tracker->next_base, &known);
-        if (known && tracker->base_low_ns + since > low)
-            low = tracker->base_low_ns + since;
-        if (known && tracker->base_high_ns + since < high)
-            high = tracker->base_high_ns + since;
-    }
-    tracker->base_low_ns = low < high ? low : high;
-    tracker->base_high_ns = high;
-    CUevent old = tracker->base;
-    tracker->base = tracker->next_base;
-    tracker->next_base = old;
-    tracker->base_made_ns = now;
-    tracker->renewing = false;
-    return true;
-}
-
-static uint64_t apart(uint64_t one, uint64_t other)
-{
-    return one > other ? one - other : other - one;
-}
-
-static uint64_t origin(const struct vc_tracker *tracker)
-{
-    bool near = tracker->base_high_ns - tracker->base_low_ns < BASE_NEAR_NS;
-    return near ? tracker->base_low_ns : tracker->base_high_ns;
-}
-
-/* By how much earlier than it was that may be. */
-static uint64_t uncertain(const struct vc_tracker *tracker)
-{
-    return origin(tracker) == tracker->base_low_ns ? tracker->base_high_ns - tracker->base_low_ns : 0;
-}
-
-/* It was reached after its record was asked for, and before it is seen: that bounds the base's own time. A stream that is idle when it is
- * marked makes the lower bound the better one; where there was none, what is seen is seen at once. */
-static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uint64_t now_ns)
-{
-    bool known;
-    uint64_t before = origin(tracker);
-    uint64_t since = (uint64_t)since_base(tracker, mark->event, &known);
-    if (!known)
-        return 0;
-    if ((int64_t)(tracker->base_high_ns + since - now_ns) > 0)
-        tracker->base_high_ns = now_ns - since;
-    if ((int64_t)(tracker->base_low_ns + since - mark->times.recording_ns) < 0)
-        tracker->base_low_ns = mark->times.recording_ns - since;
-    if (tracker->base_low_ns > tracker->base_high_ns)
-        tracker->base_low_ns = tracker->base_high_ns;
-    uint64_t after = origin(tracker);
-    if (apart(before, after) > MOVED_NS)
-        vc_gate_clock_moved(tracker->gate);
-    return after + since;
-}
-
 /* --- settling --- */
-
-/* How long before `to` the card reached `from`, whatever was learnt meanwhile of where its clock stands; 0: not known. */
-static uint64_t between(const struct vc_mark *from, const struct vc_mark *to)
-{
-    float milliseconds = 0;
-    bool known = vc_real.cuEventElapsedTime(&milliseconds, from->event, to->event) == CUDA_SUCCESS && milliseconds > 0;
-    return known ? (uint64_t)((double)milliseconds * 1e6) : 0;
-}
 
 /* Where the interval lies, by its end: its begin may have been placed by what was known of the clock then. */
 static void place(struct vc_tracker *tracker, struct vc_interval *interval, const struct vc_mark *from, const struct vc_mark *to)
 {
-    uint64_t lasted = from && to->times.reached_ns != 0 ? between(from, to) : 0, placed = interval->from_ns;
+    uint64_t lasted = from && to->times.reached_ns != 0 ? vc_clock_between_ns(from, to) : 0, placed = interval->from_ns;
     if (lasted == 0)
         return;
-    vc_interval_begin(interval, &from->times, to->times.reached_ns - lasted, to->times.reached_ns, uncertain(tracker));
+    vc_interval_begin(interval, &from->times, to->times.reached_ns - lasted, to->times.reached_ns, vc_clock_uncertain_ns(tracker));
     if (placed == 0)
         return;
-    if (apart(placed, interval->from_ns) > MOVED_NS) {
+    if (vc_clock_moved(placed, interval->from_ns)) {
         vc_gate_clock_moved(tracker->gate);
         interval->covered_until_ns = interval->uncovered_ns = 0;
     } else {
@@ -167,7 +62,7 @@ static void notify(const struct vc_tracker *tracker)
 /* Where the stream was idle before the mark that would be the host's pause, too. */
 static void learn_elsewhere(const struct vc_mark *behind)
 {
-    uint64_t took = between(behind->after, behind), known = vc_estimate_cost(behind->elsewhere);
+    uint64_t took = vc_clock_between_ns(behind->after, behind), known = vc_estimate_cost(behind->elsewhere);
     bool idle = behind->times.reached_ns <= behind->times.recorded_ns + VC_LOOK_NS;
     if (took == 0 || (idle && (known == 0 || took > known)))
         return;
@@ -182,8 +77,8 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     struct vc_interval *interval = &entry->interval;
     struct vc_mark *from = entry->from, *to = entry->to;
     if (from && from->times.reached_ns == 0)
-        from->times.reached_ns = when(tracker, from, now_ns);
-    to->times.reached_ns = when(tracker, to, now_ns);
+        from->times.reached_ns = vc_clock_when(tracker, from, now_ns);
+    to->times.reached_ns = vc_clock_when(tracker, to, now_ns);
     if (from && from->times.reached_ns == 0) /* no clock, or another thread had the event captured: between these it was */
         from->times.reached_ns = from->times.recording_ns;
     if (to->times.reached_ns == 0 && tracker->broken)
@@ -281,7 +176,7 @@ static bool behind_another(const struct vc_under_way *first, const struct vc_und
 /* What is not the card's work may be under way before it. */
 static bool is_behind(const struct vc_mark *from)
 {
-    return from->behind && !(from->past && reached(from->past->event));
+    return from->behind && !(from->past && vc_clock_reached(from->past->event));
 }
 
 /* The card may be others' for a while after the launch: what they had of it then is not inside our interval. */
@@ -289,11 +184,11 @@ static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
 {
     if (!from || from->noticed || from->times.reached_ns != 0)
         return true;
-    if (!reached(from->event))
+    if (!vc_clock_reached(from->event))
         return false;
     from->noticed = true;
     from->others = vc_gate_others(tracker->gate);
-    from->times.reached_ns = when(tracker, from, vc_now_ns());
+    from->times.reached_ns = vc_clock_when(tracker, from, vc_now_ns());
     if (from->times.reached_ns == 0 && tracker->broken)
         from->times.reached_ns = vc_now_ns();
     vc_gate_began(tracker->gate, from->times.reached_ns);
@@ -325,7 +220,7 @@ static bool charge_progress(struct vc_tracker *tracker, struct vc_under_way *ent
     if (!interval->measurable)
         return true;
     if (from && interval->from_ns == 0 && from->times.reached_ns != 0)
-        vc_interval_begin(interval, &from->times, from->times.reached_ns, now_ns, uncertain(tracker));
+        vc_interval_begin(interval, &from->times, from->times.reached_ns, now_ns, vc_clock_uncertain_ns(tracker));
     if (interval->from_ns == 0)
         return true;
     interval->behind = from && from->behind;
@@ -391,10 +286,10 @@ static uint64_t left_done_at(struct vc_tracker *tracker, const struct vc_left_st
     struct vc_mark *begins = left->begins;
     if (!begins)
         return left->done_ns;
-    if (!reached(begins->event))
+    if (!vc_clock_reached(begins->event))
         return vc_later(left->done_ns, vc_now_ns());
-    if (begins->times.reached_ns == 0 && have_clock(tracker))
-        begins->times.reached_ns = when(tracker, begins, vc_now_ns());
+    if (begins->times.reached_ns == 0 && vc_clock_is_there(tracker))
+        begins->times.reached_ns = vc_clock_when(tracker, begins, vc_now_ns());
     return begins->times.reached_ns == 0 ? left->done_ns : vc_later(left->done_ns, begins->times.reached_ns + left->work_ns);
 }
 
@@ -429,7 +324,7 @@ static bool left_is_busy(struct vc_tracker *tracker)
     bool busy = false;
     for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT && !busy; i++) {
         struct vc_left_stream left = vc_left_look(tracker, i);
-        bool begun = left.stream && !vc_stream_is_hosted(tracker, left.stream) && (!left.begins || reached(left.begins->event));
+        bool begun = left.stream && !vc_stream_is_hosted(tracker, left.stream) && (!left.begins || vc_clock_reached(left.begins->event));
         if (begun && vc_left_visit(tracker, &tracker->left[i], left.stamp)) {
             if (!vc_visit_captures() && !vc_capture_is(left.stream))
                 busy = vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY;
@@ -448,7 +343,7 @@ static void wait_without_clock(struct vc_tracker *tracker)
     struct vc_under_way *entry = tracker->first;
     pthread_mutex_unlock(&tracker->mutex);
     uint64_t now = vc_now_ns();
-    bool queued = entry && entry->from && !is_behind(entry->from) && !reached(entry->from->event);
+    bool queued = entry && entry->from && !is_behind(entry->from) && !vc_clock_reached(entry->from->event);
     if (queued && expected_end(entry) < now && !vc_gate_policy(tracker->gate, now).shared)
         vc_gate_overdue(tracker->gate, now, expected_end(entry), true);
 }
@@ -467,7 +362,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
     uint64_t next = vc_earlier(look_at_left_streams(tracker, vc_now_ns()), vc_probe_look(tracker));
     if (empty && !tracker->renewing)
         return next;
-    bool clock = have_clock(tracker);
+    bool clock = vc_clock_is_there(tracker);
     uint64_t renewed = vc_now_ns() + VC_LOOK_NS;
     next = tracker->renewing && renewed < next ? renewed : next;
     if (!clock && !tracker->broken) {
