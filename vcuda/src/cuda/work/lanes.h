@@ -11,6 +11,16 @@
 #include "cuda/work/visit.h"
 #include "gate/lane.h"
 
+/* Kinds of keys beside functions (vc_estimate_key). */
+enum {
+    VC_WORK_GRAPH = 1 << 20,
+    VC_WORK_COPY,
+    VC_WORK_SET,
+    VC_WORK_BATCH,
+    VC_WORK_DECOMPRESS,
+    VC_WORK_ELSEWHERE, /* what is not the card's */
+};
+
 struct vc_stream_lane {
     struct vc_lane lane; /* first: the fast path touches nothing else */
     CUcontext context;

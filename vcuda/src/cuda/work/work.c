@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cuda/work/behind.h"
 #include "cuda/work/bell.h"
 #include "cuda/work/capture.h"
 #include "cuda/work/ending.h"
@@ -11,6 +12,7 @@
 #include "cuda/work/hosted.h"
 #include "cuda/work/left.h"
 #include "cuda/work/mark.h"
+#include "cuda/work/marked.h"
 
 /* On the legacy or a thread's own stream: good in one context only. As many captures there never are. */
 static const uint64_t OF_CONTEXT = UINT64_C(1) << 31;
@@ -44,63 +46,10 @@ CUresult vc_work_refusal(void)
     return !vc_work_gated() || vc_lanes_reserve() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* No event could be had for its end. */
-static void lose(struct vc_stream_lane *lane, const struct vc_lane_step *step)
-{
-    struct vc_interval lost = step->interval;
-    if (lane->tracker && vc_real.cuStreamQuery) {
-        vc_mark_missing(lane->tracker, lane->open, lane->stream, step);
-        vc_lane_opened(&lane->lane, false);
-        return;
-    }
-    lost.measurable = false;
-    vc_gate_seen(lane->lane.gate, vc_now_ns(), &lost);
-    vc_lane_opened(&lane->lane, false);
-}
-
-/* As far as one may ask. */
-static bool is_done(CUstream stream)
-{
-    bool done = false;
-    if (vc_real.cuStreamQuery && vc_visit_begin()) {
-        done = !vc_visit_captures() && vc_real.cuStreamQuery(stream) == CUDA_SUCCESS;
-        vc_visit_end();
-    }
-    return done;
-}
-
-/* All that the lane launched has a mark behind it. Who asked its stream later would be told of what was launched there since, as if that lasted so long. */
-static void followed(struct vc_stream_lane *lane)
-{
-    if (lane->left_stamp == 0 || vc_stream_of_context(lane->stream))
-        return;
-    vc_tracker_followed(lane->tracker, lane->stream, lane->left_stamp);
-    lane->left_stamp = 0;
-}
-
-/* Have the end of what the thread launched on this stream seen, before it sleeps. */
-static void pause_lane(struct vc_stream_lane *lane)
-{
-    struct vc_lane_step step;
-    if (!lane->open || !lane->lane.open || !vc_mark_is_spare(lane->tracker) || vc_capture_is(lane->stream) ||
-        !vc_lane_pause(&lane->lane, &step))
-        return;
-    struct vc_mark *end = vc_mark_record(lane->tracker, lane->stream);
-    if (end) {
-        vc_mark_submit(lane->open, end, lane->stream, &step);
-        followed(lane);
-    } else {
-        lose(lane, &step);
-    }
-    vc_mark_release(end);
-    vc_mark_release(lane->open);
-    lane->open = NULL;
-}
-
-static void pause_lane_behind(struct vc_stream_lane *lane)
+static void pause_behind(struct vc_stream_lane *lane)
 {
     if (lane->lane.behind)
-        pause_lane(lane);
+        vc_marked_end(lane);
 }
 
 /* What a lane holds when it ends, as all do when a stream is destroyed, is settled with what was charged for it: what others did meanwhile is charged by their
@@ -110,7 +59,7 @@ static void end_lane(struct vc_stream_lane *lane)
     if (!lane->open || vc_stream_of_context(lane->stream))
         return;
     bool entered = vc_context_enter(lane->context);
-    pause_lane(lane);
+    vc_marked_end(lane);
     vc_context_leave(entered);
 }
 
@@ -119,65 +68,15 @@ static void before_sleep(struct vc_work *work)
 {
     enum vc_gate_reason reason = work->answer.reason;
     if (work->lane->lane.behind)
-        pause_lane(work->lane);
+        vc_marked_end(work->lane);
     if (reason != VC_GATE_OUTSTANDING && vc_gate_beside(work->lane->lane.gate, vc_now_ns()))
-        vc_lanes_each(work->lane->context, pause_lane);
+        vc_lanes_each(work->lane->context, vc_marked_end);
 }
 
 /* As far as one may ask: while something captures, the legacy stream may not be. */
 static bool is_busy(CUstream stream)
 {
     return vc_real.cuStreamQuery && stream != CU_STREAM_LEGACY && !vc_visit_captures() && vc_real.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
-}
-
-/* … and it for the legacy one. */
-static bool legacy_waits_for(CUstream stream)
-{
-    enum { NON_BLOCKING = 1 };
-    unsigned int flags = NON_BLOCKING;
-    bool known = stream != CU_STREAM_LEGACY && vc_real.cuStreamGetFlags && vc_real.cuStreamGetFlags(stream, &flags) == CUDA_SUCCESS;
-    return known && !(flags & NON_BLOCKING);
-}
-
-/* Whether the mark just recorded lies behind what is not the card's work, and which mark tells that this is done. */
-static void note_behind(struct vc_stream_lane *lane)
-{
-    struct vc_mark *open = lane->open;
-    if (!open)
-        return;
-    bool held = vc_tracker_legacy_held(lane->tracker) && legacy_waits_for(lane->stream);
-    open->behind = lane->lane.behind || held;
-    if (!lane->lane.behind || (lane->past && held))
-        return;
-    struct vc_mark **mark = lane->past ? &open->past : &lane->past;
-    *mark = lane->past ? lane->past : open;
-    vc_add(&(*mark)->references, 1);
-}
-
-/* As far as one may ask. */
-static bool is_past(const struct vc_stream_lane *lane)
-{
-    bool past = false;
-    if (lane->past && vc_visit_begin()) {
-        past = !vc_visit_captures() && vc_real.cuEventQuery(lane->past->event) == CUDA_SUCCESS;
-        vc_visit_end();
-    }
-    return past;
-}
-
-/* Whether it is still so that nobody can tell when what was launched begins; if it is, the end of what should have been done by now is marked: the card
- * may be idle until the next operation. What other lanes left there lasts no longer than until a new one begins. */
-static void look_behind(struct vc_stream_lane *lane)
-{
-    bool held = lane->stream == CU_STREAM_LEGACY && lane->lane.mark_all; /* it may be idle, and wait for others before what comes next begins */
-    bool seen = lane->open && vc_load_acquire(&lane->open->seen);
-    bool done = seen || is_past(lane) || (!held && is_done(lane->stream) && !(lane->behind_legacy && !is_done(CU_STREAM_LEGACY)));
-    if (!done && !lane->open && !lane->elsewhere && lane->tracker)
-        vc_tracker_mark_left_on(lane->tracker, lane->stream);
-    if (lane->lane.finish_ns <= vc_now_ns())
-        pause_lane(lane);
-    lane->behind_legacy = !done && lane->behind_legacy;
-    lane->lane.behind = !done;
 }
 
 static void wait_for_go(struct vc_work *work)
@@ -209,68 +108,8 @@ static void wait_for_go(struct vc_work *work)
             work->answer.until_ns = look;
         vc_gate_wait(lane->gate, words, &work->answer);
         if (lane->behind) /* what comes first may be done by now */
-            look_behind(work->lane);
+            vc_behind_look(work->lane);
     }
-}
-
-/* What comes next on its stream is not the card's work. `put`: another thread has put it there, and had marked what was left before. */
-static void end_before_elsewhere(struct vc_stream_lane *lane, bool put)
-{
-    struct vc_lane_step step;
-    struct vc_mark *end = NULL;
-    bool idle = put || (lane->lane.finish_ns + lane->lane.used_ns <= vc_now_ns() && is_done(lane->stream));
-    bool marks = !idle && vc_lane_has_unmarked(&lane->lane);
-    if (marks)
-        end = vc_mark_record(lane->tracker, lane->stream);
-    if (marks && !end) /* it is part of the interval */
-        return;
-    struct vc_mark *begins = end ? end : vc_lane_all_marked(&lane->lane) && !lane->open->after ? lane->open : NULL;
-    if (begins && !lane->before) {
-        vc_add(&begins->references, 1);
-        lane->before = begins;
-    }
-    if (!lane->elsewhere)
-        lane->elsewhere = vc_estimate_find(vc_estimate_key(VC_WORK_ELSEWHERE, (uintptr_t)lane->stream, 0));
-    uint64_t takes = vc_estimate_cost(lane->elsewhere);
-    lane->lane.elsewhere_ns = takes <= VC_ELSEWHERE_NS ? takes : 0;
-    if (vc_lane_elsewhere(&lane->lane, idle, &step))
-        vc_mark_submit(step.interval.loose ? NULL : lane->open, end, lane->stream, &step);
-    if (!put)
-        vc_tracker_followed(lane->tracker, lane->stream, lane->left_stamp);
-    vc_mark_release(end);
-    vc_mark_release(lane->open);
-    vc_mark_release(lane->past);
-    lane->open = lane->past = NULL;
-}
-
-/* Another thread puts such things there, or where this stream waits for them: then all is marked that this one launches, since nobody knows what lies between. */
-static bool is_hosted(struct vc_stream_lane *lane)
-{
-    enum vc_hosting since;
-    if (!lane->tracker || !vc_tracker_is_hosted(lane->tracker, lane->stream, lane, &lane->hosted, &since))
-        return false;
-    if (since != VC_NOT_HOSTED)
-        end_before_elsewhere(lane, since == VC_PUT_THERE);
-    return true;
-}
-
-/* Something that is not the card's work was put on the legacy stream since: what this one launches waits for it, if its stream is a blocking one. Its mark is behind it, too. */
-static void look_behind_legacy(struct vc_stream_lane *lane)
-{
-    uint64_t hosts = lane->tracker ? vc_load_relaxed(&lane->tracker->legacy_hosts) : 0;
-    if (VC_LIKELY(hosts == lane->legacy_hosts))
-        return;
-    lane->legacy_hosts = hosts;
-    if (!legacy_waits_for(lane->stream))
-        return;
-    end_before_elsewhere(lane, false);
-    lane->behind_legacy = lane->lane.behind;
-}
-
-static void end_before_legacy(struct vc_stream_lane *lane)
-{
-    if (!vc_capture_is(lane->stream))
-        look_behind_legacy(lane);
 }
 
 /* Ask the gate, wait for it, and record where an interval begins. */
@@ -283,10 +122,10 @@ static bool begin_here(struct vc_work *work)
         return true;
     }
     /* What is left there nobody could ask about; a thread's own stream only the thread can. */
-    lane->lane.mark_all = vc_visit_captures() || vc_capture_lately() || work->stream == CU_STREAM_PER_THREAD || is_hosted(lane) || vc_gate_marks_all(lane->lane.gate);
-    look_behind_legacy(lane);
+    lane->lane.mark_all = vc_visit_captures() || vc_capture_lately() || work->stream == CU_STREAM_PER_THREAD || vc_behind_is_hosted(lane) || vc_gate_marks_all(lane->lane.gate);
+    vc_behind_look_legacy(lane);
     if (VC_UNLIKELY(lane->lane.behind))
-        look_behind(lane);
+        vc_behind_look(lane);
     wait_for_go(work);
     if (!lane->lane.open) {
         vc_mark_release(lane->open);
@@ -302,7 +141,7 @@ static bool begin_here(struct vc_work *work)
         vc_lane_opened(&lane->lane, lane->open != NULL);
         if (lane->open)
             lane->open->alone = work->step.left ? !busy : work->step.alone;
-        note_behind(lane);
+        vc_behind_note(lane);
         if (lane->open) {
             lane->open->after = lane->before;
             lane->open->elsewhere = lane->elsewhere;
@@ -400,7 +239,7 @@ static void charge_late(struct vc_work *work)
     if (end)
         vc_mark_submit(NULL, end, work->stream, &work->step);
     else
-        lose(lane, &work->step);
+        vc_marked_lost(lane, &work->step);
     vc_mark_release(end);
     wait_for_go(work);
     vc_lane_refused(&lane->lane, &work->step); /* what it may launch now, it has */
@@ -441,12 +280,12 @@ static void end_here(struct vc_work *work)
     if (end)
         vc_mark_submit(lane->open, end, work->stream, &work->step);
     else
-        lose(lane, &work->step);
+        vc_marked_lost(lane, &work->step);
     if (end && lane->lane.allowance_ns == 0)
-        followed(lane);
+        vc_marked_followed(lane);
     vc_mark_release(lane->open);
     lane->open = end;
-    note_behind(lane);
+    vc_behind_note(lane);
 }
 
 CUresult vc_work_end(struct vc_work *work, CUresult result)
@@ -466,45 +305,10 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
 
 /* --- what else the application does --- */
 
-static void tell(struct vc_tracker *tracker, CUstream stream, const struct vc_stream_lane *lane)
-{
-    if (stream != CU_STREAM_PER_THREAD) /* what is there is always marked */
-        vc_tracker_hosts(tracker, stream, lane, lane ? lane->left_stamp : 0);
-    if (stream == CU_STREAM_LEGACY) {
-        vc_tracker_legacy_holds(tracker);
-        vc_lanes_each(tracker->context, end_before_legacy); /* what was launched there before waits for nothing */
-    } else if (legacy_waits_for(stream)) {
-        vc_tracker_holds_legacy(tracker);
-    }
-}
-
-/* What other threads launched on the stream, or on the legacy one that waits for it, they can't tell from what this one puts there, unless they are told. */
-static void tell_launchers(CUstream stream, const struct vc_stream_lane *lane)
-{
-    if (lane) {
-        if (lane->tracker)
-            tell(lane->tracker, stream, lane);
-        return;
-    }
-    CUcontext context = NULL;
-    int card = vc_stream_of_context(stream) ? vc_card_of_current(&context) : vc_card_of_stream(stream, &context);
-    struct vc_tracker *tracker = card >= 0 ? vc_tracker_find(context) : NULL;
-    if (tracker)
-        tell(tracker, stream, NULL);
-    vc_tracker_release(tracker);
-}
-
 void vc_work_elsewhere(CUstream stream)
 {
-    if (!vc_work_gated() || vc_capture_is(stream))
-        return;
-    struct vc_stream_lane *lane = vc_lane_of_stream_known(stream);
-    tell_launchers(stream, lane);
-    if (!lane || !lane->tracker)
-        return;
-    bool entered = vc_context_enter(lane->context);
-    end_before_elsewhere(lane, false);
-    vc_context_leave(entered);
+    if (vc_work_gated() && !vc_capture_is(stream))
+        vc_behind_put(stream);
 }
 
 uint64_t vc_work_waits(void)
@@ -516,7 +320,7 @@ uint64_t vc_work_waits(void)
     const struct vc_gate *gate = card >= 0 ? vc_gates_find(card) : NULL;
     uint64_t now = vc_now_ns();
     if (gate) /* as before a sleep at the gate */
-        vc_lanes_each(context, vc_gate_beside(gate, now) ? pause_lane : pause_lane_behind);
+        vc_lanes_each(context, vc_gate_beside(gate, now) ? vc_marked_end : pause_behind);
     return now;
 }
 

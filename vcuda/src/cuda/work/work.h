@@ -50,16 +50,6 @@ static inline __attribute__((always_inline)) bool vc_work_passes(CUstream stream
     return vc_lane_pass(known->lane, known->estimate);
 }
 
-/* Kinds of keys beside functions (vc_estimate_key). */
-enum {
-    VC_WORK_GRAPH = 1 << 20,
-    VC_WORK_COPY,
-    VC_WORK_SET,
-    VC_WORK_BATCH,
-    VC_WORK_DECOMPRESS,
-    VC_WORK_ELSEWHERE, /* what is not the card's */
-};
-
 /* NULL means the legacy stream, or the thread's own for the _ptsz variants. */
 static inline CUstream vc_work_stream(CUstream stream, bool per_thread)
 {
