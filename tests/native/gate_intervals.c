@@ -41,33 +41,6 @@ static void test_others_part_is_taken_off_one_of_those_that_are_seen_late(void)
     CHECK(vc_others_in_late(&latest, &beside, interval.from_ns, 3 * MS, 2 * MS) == 0); /* a refund */
 }
 
-/* Where a mark waited for others' slices alone one of our own begins, and within that nobody else has the card: what an operation of varying cost took there was halved by what they were thought to have had. */
-static void test_a_slice_of_ones_own_is_nobody_elses(void)
-{
-    struct vc_busy busy = {0};
-    struct vc_slice latest = {0};
-    struct vc_mark_times mark = {.recording_ns = T, .recorded_ns = T + 2 * US, .begins_ns = T + 6 * US};
-    struct vc_interval interval = {.from_ns = T + MS, .to_ns = T + MS + 1900 * US, .estimate_ns = 400 * US, .others_gpu_ns = 1300 * US, .risk_ns = 1900 * US, .operations = 1, .measurable = true};
-    CHECK(vc_slice_found(&latest, &interval, false, &mark) == 0); /* something may have been before */
-    interval.sliced_ns = vc_slice_found(&(struct vc_slice){0}, &interval, true, &mark);
-    CHECK(interval.sliced_ns == 1900 * US);
-    CHECK(vc_interval_settle(&busy, &interval, true, false).charged_ns == 1900 * US);
-    CHECK(vc_slice_found(&(struct vc_slice){.ended_ns = T + MS}, &interval, true, &mark) == 0); /* it waited for that to end */
-    mark.begins_ns = T + MS + 100 * US; /* held up: it was idle, and another may have come */
-    CHECK(vc_slice_found(&(struct vc_slice){0}, &interval, true, &mark) == 0);
-    mark.begins_ns = T + 6 * US;
-    interval.from_ns = T + 10 * US; /* it waited for nothing */
-    CHECK(vc_slice_found(&(struct vc_slice){0}, &interval, true, &mark) == 0);
-    interval.from_ns = T + MS;
-    latest = (struct vc_slice){0};
-    vc_slice_found(&latest, &interval, true, &mark);
-    struct vc_interval next = {.from_ns = interval.to_ns, .to_ns = interval.to_ns + MS}; /* right behind it: the rest of that slice */
-    CHECK(vc_slice_found(&latest, &next, true, &(struct vc_mark_times){.recorded_ns = T + 2 * MS}) == 100 * US);
-    next.from_ns += 2 * MS;
-    next.to_ns += 2 * MS; /* idle in between */
-    CHECK(vc_slice_found(&latest, &next, false, &mark) == 0);
-}
-
 /* Each began a microsecond before the one before it had ended, as far as the card's clock tells: no estimate followed. */
 static void test_what_the_cards_clock_does_not_resolve_is_no_other_stream(void)
 {
@@ -107,47 +80,6 @@ static void test_what_varies_is_charged_by_its_time(void)
         CHECK(settlement.charged_ns == (ms ? MS : 1900 * US));
         CHECK(settlement.evidence == (ms ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_LONG_OVERLAP));
     }
-}
-
-/* 20 us, or 1.9 ms by its argument, behind a copy: its mark waited for a neighbour's slice with it, so its time is its own. As if the slice lay within it 0.9 ms of it were charged (16 points of 28 that
- * it had), and the neighbour had 66.6 of 70. */
-static void test_what_begins_with_a_slice_has_that_slice(void)
-{
-    static const struct {
-        uint64_t lasted, others, charged;
-        bool not_behind, handed_over_later, own_before, joined;
-    } cases[] = {
-        {.lasted = 1900 * US, .others = 1100 * US, .charged = 1900 * US},
-        {.lasted = 4050 * US, .others = 1300 * US, .charged = 2750 * US},
-        {.lasted = 4050 * US, .others = 3 * MS, .charged = 2 * MS}, /* beyond a slice of its own the clock tells */
-        {.lasted = 1900 * US, .others = 1100 * US, .charged = 800 * US, .not_behind = true},
-        {.lasted = 1900 * US, .others = 1100 * US, .charged = 800 * US, .handed_over_later = true}, /* the card was free for the mark, and not any more for what came next */
-        {.lasted = 1900 * US, .others = 1100 * US, .charged = 800 * US, .own_before = true}, /* its slice is not new */
-        {.lasted = 1900 * US, .others = 1100 * US, .charged = 800 * US, .joined = true}, /* another stream's work may be under way */
-    };
-    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct vc_busy busy = {0};
-        vc_busy_add(&busy, T - MS, T + (cases[i].own_before ? 2000 : 1000) * US);
-        struct vc_mark_times from = {.recording_ns = T, .recorded_ns = T + US, .begins_ns = cases[i].handed_over_later ? T + 2100 * US : T + 5 * US};
-        struct vc_interval interval = {.to_ns = T + 2 * MS + cases[i].lasted, .estimate_ns = 300 * US, .others_gpu_ns = cases[i].others, .risk_ns = 2 * MS, .operations = 1,
-                                       .measurable = true, .behind = !cases[i].not_behind, .joined = cases[i].joined};
-        vc_interval_begin(&interval, &from, T + 2 * MS, interval.to_ns, 0);
-        CHECK_NEAR(vc_interval_settle(&busy, &interval, true, false).charged_ns, cases[i].charged, 101 * US);
-    }
-}
-
-/* … while it lasts, too, and what was seen of it then is not taken for something before it. */
-static void test_what_passes_of_a_slice_of_its_own_is_charged(void)
-{
-    struct vc_mark_times from = {.recording_ns = T - 2 * MS, .recorded_ns = T - 2 * MS, .begins_ns = T - 2 * MS};
-    struct vc_interval interval = {.estimate_ns = 300 * US, .others_gpu_ns = 600 * US, .risk_ns = 2 * MS, .operations = 1, .measurable = true, .behind = true};
-    start(30, 30, VC_CARD_SHARED);
-    vc_interval_begin(&interval, &from, T, T + MS, 0);
-    vc_gate_progress(&gate, T + MS, &interval);
-    CHECK(interval.advance_ns == 700 * US);
-    interval.to_ns = T + 1900 * US;
-    interval.others_gpu_ns = 1100 * US;
-    CHECK(vc_gate_seen(&gate, T + 1950 * US, &interval).charged_ns == 1900 * US);
 }
 
 /* Proven short, then long behind a callback: half of what a neighbour was charged meanwhile counted as unsure, so 0.7 of 13 ms were charged, each time, and nothing was learnt. */
@@ -448,12 +380,9 @@ int main(void)
     test_work_waits_since_its_own_before_it_ended();
     test_no_work_begins_before_it_is_handed_over();
     test_others_parts_are_taken_off_once();
-    test_what_begins_with_a_slice_has_that_slice();
-    test_what_passes_of_a_slice_of_its_own_is_charged();
     test_others_parts_excuse_no_more_than_a_few_operations();
     test_what_varies_is_charged_by_its_time();
     test_others_part_is_taken_off_one_of_those_that_are_seen_late();
-    test_a_slice_of_ones_own_is_nobody_elses();
     test_what_the_cards_clock_does_not_resolve_is_no_other_stream();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_what_siblings_launch_takes_nothing_off_a_first_measurement_shorter_than_a_slice();

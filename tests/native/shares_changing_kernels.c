@@ -54,21 +54,23 @@ static void test_whoever_is_seldom_long_at_a_leases_end_has_its_limit(void)
 }
 
 /* One kernel, short where it is waited for and long by its argument where it is not: how long that was beside others went by what these were thought to have had, and that by what it was charged. As a 30 it had 36.9 points of
- * the simulated card, charged 20.3, and the neighbour was charged the difference (52.9 of 70). */
+ * the simulated card, charged 20.3, and the neighbour was charged the difference (52.9 of 70). Where it lasted longer than a slice, but not for many, that went on: 32.3 + 61.1 with 3 ms, 36.1 + 58.0 with 4. */
 static void test_whoever_waits_for_short_kernels_and_not_for_long_ones_has_its_limit(void)
 {
     static const struct model_timing *const timings[] = {&MODEL_TIMING, &MODEL_H100};
-    for (unsigned i = 0; i < 4; i++) {
+    static const uint64_t hidden[] = {1900 * US, 3 * MS, 4 * MS};
+    for (unsigned i = 0; i < 12; i++) {
         struct model *model = model_new(1, true);
         uint32_t limit = i % 2 ? 10 : 30;
-        model_set_timing(model, timings[i / 2]);
+        model_set_timing(model, timings[i / 2 % 2]);
         model_tenant(model, limit, limit, true);
-        model_process(model, 0, (struct model_load){.kernel_ns = 20 * US, .hidden_ns = 1900 * US, .sync_every = 1, .pause_ns = 900 * US, .until_ns = 100 * S});
+        model_process(model, 0, (struct model_load){.kernel_ns = 20 * US, .hidden_ns = hidden[i / 4], .sync_every = 1, .pause_ns = 900 * US, .until_ns = 100 * S});
         model_tenant(model, 100 - limit, 100 - limit, true);
         model_process(model, 1, greedy(MS));
         model_run(model, 8 * S);
-        CHECK(share(model, 0, 2 * S, 8 * S) <= limit + 1);
-        CHECK(share(model, 1, 2 * S, 8 * S) >= (i < 2 ? 98 : 97) - limit); /* an H100's switches take longer */
+        double lost = i < 4 ? 0 : limit / 15.0, switches = i % 4 < 2 ? 2 : 3; /* beyond a slice others' part is a guess; an H100's switches take longer */
+        CHECK(share(model, 0, 2 * S, 8 * S) <= limit + (i < 4 ? 1 : 1.3));
+        CHECK(share(model, 1, 2 * S, 8 * S) >= 100 - limit - switches - lost);
         model_free(model);
     }
 }

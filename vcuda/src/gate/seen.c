@@ -10,7 +10,7 @@ static const uint64_t OVERDUE_STEP_NS = 200000;
 static const uint64_t STILL_NS = 5000000;
 /* Who told something so lately may have work on the card. */
 static const uint64_t AMID_NS = 100000000;
-/* A sibling's work may last longer than it says by what its helper is late to look. */
+/* A sibling's work may last longer than it says by what its helper is late to look, and other tenants' longer than the arbiter knows. */
 static const uint64_t LOOKED_LATE_NS = 1000000;
 /* A launch is so long on its way to the card, or an end to who looks. */
 static const uint64_t LATE_NS = 30000;
@@ -141,6 +141,12 @@ static bool overlapped(const struct vc_gate *gate, const struct vc_policy *polic
     return vc_load_relaxed(&gate->limit->others_active_ns) > interval->from_ns;
 }
 
+/* The arbiter looks every ms while somebody is active. */
+static uint64_t contended_until(const struct vc_gate *gate)
+{
+    return vc_load_relaxed(&gate->limit->others_active_ns) + LOOKED_LATE_NS;
+}
+
 void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
 {
     pthread_mutex_lock(&gate->mutex);
@@ -150,10 +156,10 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
         vc_abandoned_cover(gate->paid, vc_later(interval->from_ns, interval->covered_until_ns), now_ns);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
     interval->joined = vc_gate_beside(gate, interval->from_ns);
-    vc_interval_open(&gate->busy, interval);
     if (interval->covered_until_ns == 0 && !overlapped(gate, &policy, interval))
         vc_interval_leave_slack(&gate->busy, interval, now_ns);
     vc_interval_cover(&gate->busy, interval, now_ns);
+    interval->contended_until_ns = contended_until(gate);
     uint64_t used = vc_interval_own(interval), paid = interval->estimate_ns + interval->advance_ns;
     gate->unpaid_since_ns = 0;
     if (used > paid) {
@@ -331,6 +337,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
         look_for_siblings(gate, now_ns, &policy, interval);
         interval->stopped = policy.shared && vc_load_relaxed(&gate->limit->others_still_ns) > interval->from_ns;
         interval->launched_meanwhile_ns = gate->launched_ns - vc_earlier(interval->seen_then_ns, gate->launched_ns);
+        interval->contended_until_ns = contended_until(gate);
         settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
                                         beside(&policy, interval));
         if (policy.arbitrated) /* else nobody knows what others had */

@@ -52,7 +52,7 @@ void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times 
     interval->from_ns = start;
     interval->slack_ns = (found && handed_over > start ? vc_earlier(from->stuck_ns, handed_over - start) : 0) + behind - moved;
     interval->from_idle = found && begins != 0;
-    interval->queued = !found && begins != 0 && handed_over <= reached_ns;
+    interval->waited = begins != 0 && handed_over <= reached_ns && from->recorded_ns + SWITCHES_NS < reached_ns;
 }
 
 static uint64_t grown_by(uint64_t from, uint64_t to, double part)
@@ -91,21 +91,11 @@ uint64_t vc_others_in_late(struct vc_late *latest, const struct vc_interval *int
     return inside;
 }
 
-uint64_t vc_slice_found(struct vc_slice *latest, const struct vc_interval *interval, bool alone, const struct vc_mark_times *from)
+void vc_interval_open(struct vc_interval *interval, bool first, uint64_t *ended_ns)
 {
-    uint64_t begin = interval->from_ns, end = interval->to_ns;
-    bool handed_over = from->begins_ns != 0 && from->begins_ns + from->stuck_ns <= begin; /* else the slice would be over at once */
-    bool waited = alone && handed_over && from->recorded_ns >= latest->ended_ns && begin > from->recorded_ns + SWITCHES_NS;
-    latest->ended_ns = vc_later(latest->ended_ns, end);
-    if (waited && begin > latest->from_ns) {
-        latest->from_ns = begin;
-        latest->to_ns = end;
-    } else if (begin < latest->from_ns || begin > latest->to_ns + CLOCK_RESOLVES_NS) {
-        return 0;
-    }
-    latest->to_ns = vc_later(latest->to_ns, end);
-    uint64_t until = vc_earlier(end, latest->from_ns + VC_LONG_OPERATION_NS);
-    return until > begin ? until - begin : 0;
+    if (interval->covered_until_ns == 0)
+        interval->opens = first && interval->waited && interval->from_ns > *ended_ns + SWITCHES_NS; /* who had the card just before has no new slice */
+    *ended_ns = vc_later(*ended_ns, interval->to_ns);
 }
 
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to)
@@ -113,13 +103,6 @@ void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *t
     interval->to_ns = to->reached_ns;
     interval->host_bound = found_idle(to, to->reached_ns);
     interval->over = to->reached_ns <= to->recorded_ns;
-}
-
-void vc_interval_open(const struct vc_busy *busy, struct vc_interval *interval)
-{
-    bool apart = busy->count == 0 || interval->from_ns > busy->segments[busy->count - 1].to_ns + CLOCK_RESOLVES_NS;
-    if (interval->covered_until_ns == 0)
-        interval->opens = interval->behind && interval->queued && !interval->joined && !interval->loose && apart;
 }
 
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns)
@@ -146,13 +129,20 @@ bool vc_interval_is_late(const struct vc_interval *interval, uint64_t now_ns)
     return now_ns > interval->from_ns + interval->estimate_ns + unclear;
 }
 
+/* What others can have had of an interval that begins with a slice of ours, as contexts have the card in turns, while they had work there. */
+static uint64_t most_of_others(const struct vc_interval *interval, uint64_t to_ns)
+{
+    uint64_t until = vc_earlier(interval->contended_until_ns, to_ns), beside = until > interval->from_ns ? until - interval->from_ns : 0;
+    uint64_t slice = VC_LONG_OPERATION_NS, rest = beside % (2 * slice);
+    return (beside - rest) / 2 + (rest > slice ? rest - slice : 0);
+}
+
 uint64_t vc_interval_own(const struct vc_interval *interval)
 {
     uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;
     uint64_t to = vc_later(interval->to_ns, interval->covered_until_ns), length = to > interval->from_ns ? to - interval->from_ns : 0;
-    /* By the clock others have an equal part of all of it; but what they had first lies before it, and now the slice is ours. */
-    uint64_t ours = interval->opens ? VC_LONG_OPERATION_NS : interval->sliced_ns;
-    others = vc_earlier(others, length - vc_earlier(ours, length));
+    if (interval->opens)
+        others = vc_earlier(others, most_of_others(interval, to));
     if (own < length) /* what others had in the rest was taken off the intervals that paid for it */
         others = (uint64_t)((double)others * ((double)own / (double)length));
     return vc_later(own > others ? own - others : 0, own / 5);
@@ -352,7 +342,6 @@ struct vc_settlement vc_interval_settle(struct vc_busy *busy, struct vc_interval
 {
     uint64_t length = interval->to_ns - interval->from_ns;
     interval->beside = beside;
-    vc_interval_open(busy, interval);
     struct vc_settlement settlement = settle(busy, interval, overlapped, beside);
     /* A slice of theirs that is taken for our own makes no cost vary. */
     bool longer = interval->uncovered_ns > interval->estimate_ns + SWITCHES_NS && settlement.charged_ns <= interval->estimate_ns + VC_LONG_OPERATION_NS;

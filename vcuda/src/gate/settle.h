@@ -43,6 +43,7 @@ struct vc_interval {
     uint64_t launched_ns;  /* vc_gate.launched_ns right after its last operation */
     uint64_t sequence;     /* lease under which it was launched */
     uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
+    uint64_t contended_until_ns; /* other tenants had work on the card until then at the latest, as far as the arbiter knows */
     struct vc_gate_others others_then; /* loose: when its first operation was launched */
     uint64_t gap_ns;       /* the card was predicted to have nothing of it to do for so long before */
     uint64_t risk_ns;      /* what it may cost at most, where that varies */
@@ -63,10 +64,9 @@ struct vc_interval {
     bool stopped;          /* of other tenants some merely may have been on the card: what they left there, nobody says until when */
     bool siblings;         /* only other processes of the container may be inside … */
     bool amid;             /* … and such had work lately */
-    uint64_t sliced_ns;    /* so much of it lies in slices that are known to be this process's (vc_slice_found) */
     bool from_idle;        /* the card was idle at its mark */
-    bool queued;           /* its first operation was there when its mark was reached: both waited for the card together */
-    bool opens;            /* it began when nothing else of this process was on the card, with a slice of its own */
+    bool waited;           /* its first operation was there long before its mark was reached: both waited together, for the card or for host work before them */
+    bool opens;            /* it begins with a slice of its own (vc_interval_open) */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
     bool over;             /* … and had it before that mark was recorded: when, nothing tells */
     bool paused;           /* the end mark was recorded before its thread slept, not right behind the last operation */
@@ -85,16 +85,6 @@ bool vc_seen_late(uint64_t now_ns, uint64_t at_ns);
 /* What other tenants had within one of them, whose begin was marked at `marked_ns`, when their clock said `then_ns`, while it says `tenants_ns` at its end: no more than it lasted longer than was thought, and
  * nothing where that is less than it takes a card to go to another context and back. What it waited for behind its mark was theirs; the rest may lie in those behind it. */
 uint64_t vc_others_in_late(struct vc_late *latest, const struct vc_interval *interval, uint64_t marked_ns, uint64_t then_ns, uint64_t tenants_ns);
-
-/* The latest slice of this context whose begin is known, and until when it was seen to have work since. CLOCK_MONOTONIC ns. */
-struct vc_slice {
-    uint64_t from_ns, to_ns;
-    uint64_t ended_ns; /* the latest end of any of its intervals */
-};
-
-/* So much of the interval no other context can have had, in ns. `alone`: on its stream nothing without a mark lay before `from`, where it begins. If nothing with one did either, that mark waited for others' slices
- * alone: where it was reached one of our own began, which lasts as long as there is work, up to a slice. Of each context's intervals in the order in which their ends are seen. */
-uint64_t vc_slice_found(struct vc_slice *latest, const struct vc_interval *interval, bool alone, const struct vc_mark_times *from);
 
 /* What became of it: how the estimates of its operations should follow. */
 struct vc_settlement {
@@ -123,8 +113,10 @@ void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *t
  * not charged for, once it is known that it lasts until `to_ns`. Before it is looked at, and where no others' slices may be inside. */
 void vc_interval_leave_slack(const struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);
 
-/* Before it is looked at for the first time: whether it `opens` a slice, as far as its stream and what this process had before tell. */
-void vc_interval_open(const struct vc_busy *busy, struct vc_interval *interval);
+/* Whether it begins with a slice of its own. By the clock others have an equal part of all of it, but what they had first lies before it then, and nobody has the card within a slice but its context. Its mark tells that, if
+ * nothing of its context lies before it (`first`): where it waits it waits for others' slices alone, or for host work while the card is anybody's, and it is reached where the card turns to its context, with what
+ * was handed over by then. `*ended_ns`: the latest end in its context, kept here, of intervals in the order in which their ends are seen. */
+void vc_interval_open(struct vc_interval *interval, bool first, uint64_t *ended_ns);
 
 /* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);

@@ -53,6 +53,28 @@ static void place(struct vc_tracker *tracker, struct vc_interval *interval, cons
     }
 }
 
+/* Whether work on another stream had begun by then, and was not seen to end. Streams that run beside each other are marked at both ends. */
+static bool is_beside(struct vc_tracker *tracker, CUstream stream, uint64_t at_ns)
+{
+    bool beside = false;
+    pthread_mutex_lock(&tracker->mutex);
+    for (const struct vc_under_way *other = tracker->first; other && !beside; other = other->next) {
+        uint64_t begun_ns = other->from ? other->from->times.reached_ns : other->interval.from_ns;
+        beside = other->stream != stream && begun_ns != 0 && begun_ns < at_ns;
+    }
+    pthread_mutex_unlock(&tracker->mutex);
+    return beside;
+}
+
+/* A mark that is not behind host work is reached at once while the card is another stream's of its context. */
+static void open_interval(struct vc_tracker *tracker, struct vc_under_way *entry)
+{
+    const struct vc_mark *from = entry->from;
+    struct vc_interval *interval = &entry->interval;
+    bool beside = from && from->behind && vc_gate_beside(tracker->gate, interval->from_ns) && is_beside(tracker, entry->stream, interval->from_ns);
+    vc_interval_open(interval, from && from->alone && !beside, &tracker->ended_ns);
+}
+
 static void notify(const struct vc_tracker *tracker)
 {
     if (vc_load(&tracker->gate->waiting_threads) != 0)
@@ -101,8 +123,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     if (VC_UNLIKELY(late) && to->others.tenants_ns > before.tenants_ns)
         interval->others_gpu_ns -= to->others.tenants_ns - before.tenants_ns -
                                    vc_others_in_late(&tracker->latest, interval, from->times.recorded_ns, before.tenants_ns, to->others.tenants_ns);
-    if (from && interval->from_ns != 0 && interval->to_ns > interval->from_ns)
-        interval->sliced_ns = vc_slice_found(&tracker->slice, interval, from->alone && !from->behind, &from->times);
+    open_interval(tracker, entry);
     interval->measurable = interval->measurable && interval->from_ns != 0 && to->times.reached_ns > interval->from_ns;
     struct vc_settlement settlement = vc_gate_seen(tracker->gate, now_ns, interval);
     vc_gate_learnt(tracker->gate, settlement.charged_ns, vc_lane_learn(entry->learners, entry->distinct, interval, &settlement));
@@ -227,8 +248,10 @@ static bool charge_progress(struct vc_tracker *tracker, struct vc_under_way *ent
     struct vc_gate_others now = vc_gate_others(tracker->gate);
     interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, from ? &from->others : &interval->others_then, &now);
     bool late = vc_interval_is_late(interval, now_ns);
-    if (late)
+    if (late) {
+        open_interval(tracker, entry);
         vc_gate_progress(tracker->gate, now_ns, interval);
+    }
     bool over = interval->loose && now_ns > interval->from_ns + interval->estimate_ns && interval->others_gpu_ns < VC_LONG_OPERATION_NS;
     return late || !over;
 }

@@ -116,7 +116,7 @@ struct vc_tracker {
     /* The helper's own. */
     struct vc_overrun overruns[VC_STREAMS_LEFT];
     struct vc_late latest;
-    struct vc_slice slice;
+    uint64_t ended_ns; /* the latest end of an interval */
     CUstream clock_stream;
     CUevent probe; /* probe.h */
     CUevent base, next_base; /* base: reached, all times are taken from it */
