@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 
 import grpc
-import httpx
 import pytest
 
 from localcluster.cluster import free_port
@@ -22,6 +21,7 @@ from manager.proto import deviceplugin_pb2_grpc
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
+from tests.support import web
 
 
 class Reader:
@@ -147,7 +147,7 @@ def test_a_full_disk_is_named_before_and_when_a_pod_meets_it(
     daemon = process(f"--query-port={port}", "--usage-storage=directory")
 
     def ready() -> tuple[int, str]:
-        answer = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=10)
+        answer = web.get(f"http://127.0.0.1:{port}/readyz", timeout=10)
         return answer.status_code, answer.text
 
     eventually(lambda: ready()[0] == 200, "readiness")

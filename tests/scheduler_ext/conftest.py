@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import uvloop
 
@@ -22,6 +21,7 @@ from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.followers import Followers
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, eventually
+from tests.support import web
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class Running:
         self.server = Server(application, listener)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.address[1]}", timeout=20)
+        self.client = web.Client(base_url=f"http://127.0.0.1:{self.address[1]}", timeout=20)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -27,6 +27,7 @@ from scheduler_ext.main import main
 from tests.scheduler_ext.extender_claims import ask, claim
 from tests.scheduler_ext.extender_support import NAMES, plain_pod, pod
 from tests.scheduler_ext.test_extender_writing import certificate
+from tests.support import web
 
 
 class Webhook:
@@ -74,7 +75,7 @@ class Webhook:
         if len(self._asked) == self._asked.maxlen:
             time.sleep(max(0.0, self._asked[0] + 1.1 - time.monotonic()))
         self._asked.append(time.monotonic())
-        lines = httpx.get(f"{self.probes}/metrics", timeout=20).text.splitlines()
+        lines = web.get(f"{self.probes}/metrics", timeout=20).text.splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
     def results(self) -> dict[str, float]:
@@ -211,9 +212,9 @@ def test_what_is_no_review_of_a_pod_gets_a_reason(webhook: Webhook, body: bytes,
 def test_probes_have_a_port_of_their_own_and_sigterm_ends_it(tmp_path: Path) -> None:
     webhook = Webhook(tmp_path)
     for page in ("healthz", "readyz"):
-        assert httpx.get(f"{webhook.probes}/{page}", timeout=20).text == "ok\n"
-    assert httpx.get(f"{webhook.probes}/version", timeout=20).json()["name"] == "gpu-admission-webhook"
-    assert httpx.post(f"{webhook.probes}/admission/pods", timeout=20).status_code == 404
+        assert web.get(f"{webhook.probes}/{page}", timeout=20).text == "ok\n"
+    assert web.get(f"{webhook.probes}/version", timeout=20).json()["name"] == "gpu-admission-webhook"
+    assert web.post(f"{webhook.probes}/admission/pods", timeout=20).status_code == 404
     assert webhook.stop() == 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -18,6 +17,8 @@ import pytest
 from scheduler_ext.lab import simulate, trace
 from scheduler_ext.main import main
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
+from tests.scheduler_ext.test_extender_writing import certificate
+from tests.support import web
 from vcuda.spec.request import Policy
 
 TRACE = Path(__file__).parents[2].parent / "shared" / "trace"
@@ -27,7 +28,7 @@ def test_serves_expires_and_ends_cleanly(api: FakeApi, tmp_path: Path) -> None:
     api.put("nodes", node("a", cards("a", 1)))
     served = Served("--kubeconfig", api.kubeconfig(tmp_path))
     try:
-        with httpx.Client(base_url=served.url, timeout=20) as client:
+        with web.Client(base_url=served.url, timeout=20) as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
             assert client.get("/healthz").status_code == 200
             body = {"Pod": pod("p", 100, None), "NodeNames": ["a"]}
@@ -47,9 +48,9 @@ def test_waits_for_an_api_server_that_is_not_there_yet(tmp_path: Path) -> None:
     gone.stop()
     served = Served("--kubeconfig", config)
     try:
-        answer = httpx.get(served.url + "/readyz")
+        answer = web.get(served.url + "/readyz")
         assert answer.status_code == 503 and "nodes and pods" in answer.text
-        assert httpx.get(served.url + "/healthz").status_code == 200
+        assert web.get(served.url + "/healthz").status_code == 200
     finally:
         status = served.stop()
     assert status == 0 and "Traceback" not in "".join(served.log)
@@ -57,29 +58,13 @@ def test_waits_for_an_api_server_that_is_not_there_yet(tmp_path: Path) -> None:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the test certificates, is not installed")
     _make_certificate(tmp_path, "first")
     return tmp_path / "tls.crt", tmp_path / "tls.key"
 
 
 def _make_certificate(directory: Path, name: str) -> None:
-    new = {suffix: directory / f"{name}.{suffix}" for suffix in ("key", "crt")}
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        f"/CN={name}",
-    ]
-    subprocess.run([*command, "-keyout", new["key"], "-out", new["crt"]], check=True, capture_output=True, timeout=60)
-    for suffix, path in new.items():
-        path.replace(directory / f"tls.{suffix}")
+    for path in certificate(directory, name):
+        path.replace(directory / f"tls{path.suffix}")
 
 
 def _subject(url: str) -> bytes:
@@ -88,8 +73,8 @@ def _subject(url: str) -> bytes:
 
 
 def test_https_reloads_a_changed_certificate(api: FakeApi, tmp_path: Path, certificates: tuple[Path, Path]) -> None:
-    certificate, key = certificates
-    served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--tls-cert", str(certificate), "--tls-key", str(key))
+    chain, key = certificates
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--tls-cert", str(chain), "--tls-key", str(key))
     try:
         assert served.url.startswith("https://")
         assert httpx.get(served.url + "/healthz", verify=False).text == "ok\n"
@@ -331,7 +316,7 @@ def test_all_addresses_are_those_of_ipv6_too(api: FakeApi, tmp_path: Path, host:
     served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--bind-address", "0.0.0.0", "--allow-anyone")
     try:
         port = served.url.rpartition(":")[2]
-        assert httpx.get(f"http://{host}:{port}/version", timeout=10).status_code == 200
+        assert web.get(f"http://{host}:{port}/version", timeout=10).status_code == 200
     finally:
         served.stop()
 

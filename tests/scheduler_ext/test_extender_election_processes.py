@@ -20,6 +20,7 @@ from scheduler_ext.sync.binder import Binder
 from tests.scheduler_ext.extender_election import LABEL, Replica, World
 from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_command import Served
+from tests.support import web
 
 Start = Callable[..., Any]
 
@@ -42,7 +43,7 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
         body = {"Pod": pod(name, 60, 5), "NodeNames": ["a"]}
 
         def answer() -> httpx.Response | None:
-            got = httpx.post(f"{served.url}/scheduler/filter", json=body)
+            got = web.post(f"{served.url}/scheduler/filter", json=body)
             return got if got.status_code != 503 else None
 
         found: httpx.Response = eventually(answer)
@@ -54,11 +55,11 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
         assert filter_(running[0], "p").json()["NodeNames"] == ["a"]
         running.append(Served(*options, "--pod", "default/e2"))
         eventually(lambda: role("e2") == "standby")
-        assert httpx.get(f"{running[1].url}/readyz").status_code == 200
+        assert web.get(f"{running[1].url}/readyz").status_code == 200
         for verb in ("filter", "predicates", "prioritize", "cpu/prioritize", "bind"):
-            refused = httpx.post(f"{running[1].url}/scheduler/{verb}", content=b"{}")
+            refused = web.post(f"{running[1].url}/scheduler/{verb}", content=b"{}")
             assert refused.status_code == 503 and "NotLeader" in refused.json()["Error"], verb
-        assert httpx.get(f"{running[1].url}/explain/default/p").status_code == 503
+        assert web.get(f"{running[1].url}/explain/default/p").status_code == 503
         running[0].process.kill()
         eventually(lambda: role("e2") == "leader")
         assert role("e1") == "standby"

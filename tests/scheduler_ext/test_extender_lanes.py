@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
@@ -19,6 +18,7 @@ from scheduler_ext.sync.lanes import Lanes, Task
 from tests.scheduler_ext.extender_engine import Clock
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, Served, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_resizes import annotated
+from tests.support import web
 from vcuda.kube.errors import ApiError, ApiUnreachable
 from vcuda.spec import placement, resize
 from vcuda.spec.placement import CardShare, Placement
@@ -55,7 +55,7 @@ def test_a_namespace_whose_pods_can_not_be_woken_delays_no_other(api: FakeApi, t
     api.hook = refusing("bad", fault)
     served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--quotas", "default/q")
     try:
-        with httpx.Client(base_url=served.url, timeout=20) as client:
+        with web.Client(base_url=served.url, timeout=20) as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
             for namespace in ("bad", "good"):
                 for number in range(4):
@@ -80,7 +80,7 @@ def test_sixty_namespaces_whose_pods_can_not_be_woken_delay_another_by_seconds(a
     api.hook = lambda one: Fault(late_s=60.0) if one.method == "PATCH" and "/namespaces/bad" in one.path else None
     served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--quotas", "default/q")
     try:
-        with httpx.Client(base_url=served.url, timeout=20) as client:
+        with web.Client(base_url=served.url, timeout=20) as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
             for namespace in names:
                 api.put("pods", of(namespace, pod("p", 10, 1)))

@@ -25,6 +25,7 @@ from tests.scheduler_ext.extender_support import (
     plain_pod,
     pod,
 )
+from tests.support import web
 from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
 from vcuda.spec import placement, resize
 
@@ -37,7 +38,7 @@ def _args(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _post(url: str, verb: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{url}/scheduler/{verb}", json=body, timeout=20)
+    return web.post(f"{url}/scheduler/{verb}", json=body, timeout=20)
 
 
 def _held(api: FakeApi) -> list[str]:
@@ -84,7 +85,7 @@ def test_a_restarted_extender_waits_for_what_the_killed_one_wrote(api: FakeApi, 
         "60",
     )
     killed = Served(*options)
-    eventually(lambda: httpx.get(killed.url + "/readyz").status_code == 200 or None, 30)
+    eventually(lambda: web.get(killed.url + "/readyz").status_code == 200 or None, 30)
     assert _post(killed.url, "filter", {"Pod": first, "NodeNames": ["a"]}).json()["NodeNames"] == ["a"]
 
     def bind() -> None:
@@ -178,7 +179,7 @@ def test_a_leader_that_ends_keeps_the_lease_while_a_write_of_it_may_be_carried_o
     options = "--api-timeout-seconds", "3", "--lease", "default/extender", "--lease-seconds", "6"
 
     def explained(one: Served) -> httpx.Response:
-        return httpx.get(one.url + "/explain/default/nobody")
+        return web.get(one.url + "/explain/default/nobody")
 
     ending = Served("--kubeconfig", str(tmp_path / "way"), "--assume-seconds", "60", *options)
     running = [ending]
@@ -198,8 +199,12 @@ def test_a_leader_that_ends_keeps_the_lease_while_a_write_of_it_may_be_carried_o
         assert ending.stop() == 0
         api.put("pods", second)
         eventually(lambda: explained(next_one).status_code == 404, 30)
-        answer = _post(next_one.url, "filter", {"Pod": second, "NodeNames": ["a"]}).json()
-        if answer["NodeNames"]:
+
+        def decided() -> dict[str, Any] | None:  # on a busy machine it may have to get the lease again
+            answer = _post(next_one.url, "filter", {"Pod": second, "NodeNames": ["a"]}).json()
+            return answer if "NodeNames" in answer else None
+
+        if eventually(decided)["NodeNames"]:
             assert _post(next_one.url, "bind", _args(second)).json()["Error"] == ""
         eventually(lambda: _held(api))
         threading.Event().wait(2.5)
@@ -233,7 +238,7 @@ def test_a_leader_that_ends_keeps_the_lease_while_an_answer_to_a_resize_may_be_c
     options = "--api-timeout-seconds", "3", "--lease", "default/extender", "--lease-seconds", "6"
     ending = Served("--kubeconfig", str(tmp_path / "way"), *options)
     try:
-        eventually(lambda: httpx.get(ending.url + "/explain/default/nobody").status_code == 404, 30)
+        eventually(lambda: web.get(ending.url + "/explain/default/nobody").status_code == 404, 30)
         api.put("pods", pod("first", 30, 4, uid="u1", node="a", annotations=annotations))
         assert arrived.wait(10) and asked[0].query["timeout"] == "3000ms"
         if cut:

@@ -12,7 +12,6 @@ import time
 from http import HTTPStatus
 from typing import Any
 
-import httpx
 import pytest
 
 from scheduler_ext.engine.core import Engine
@@ -22,6 +21,7 @@ from scheduler_ext.state import waiting as waiting_pods
 from tests.scheduler_ext import page_support
 from tests.scheduler_ext.extender_engine import bound, engine_with
 from tests.scheduler_ext.extender_support import NAMES, cards, node, pod
+from tests.support import web
 from vcuda import page
 
 MOST_BYTES = 300_000
@@ -154,7 +154,7 @@ def test_five_thousand_nodes_are_300_kilobytes_with_the_page_and_the_lock_is_let
 
     lock = engine._lock
     engine._lock = Counting()  # type: ignore[assignment]
-    with page_support.served(engine) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with page_support.served(engine) as url, web.Client(base_url=url, timeout=60) as client:
         html = client.get("/")
         # httpx unpacks: what came over the wire is what the length says.
         data = client.get("/cluster")
@@ -187,26 +187,26 @@ def test_all_who_look_share_one_copy_and_who_leaves_begins_no_other(monkeypatch:
         stack.callback(goes_on.set)
         answers: list[int] = []
         asking = [
-            threading.Thread(target=lambda: answers.append(httpx.get(f"{url}/cluster", timeout=30).status_code))
+            threading.Thread(target=lambda: answers.append(web.get(f"{url}/cluster", timeout=30).status_code))
             for _ in range(4)
         ]
         for thread in asking:
             thread.start()
-        assert httpx.get(f"{url}/healthz", timeout=30).status_code == 200  # meanwhile others are served
+        assert web.get(f"{url}/healthz", timeout=30).status_code == 200  # meanwhile others are served
         goes_on.set()
         for thread in asking:
             thread.join(30)
         assert answers == [200] * 4 and len(made) == 1
         monkeypatch.setattr(overview_http, "_SECONDS", 0.0)
-        assert httpx.get(f"{url}/cluster", timeout=30).status_code == 200
+        assert web.get(f"{url}/cluster", timeout=30).status_code == 200
 
 
 def test_who_may_not_see_tenants_gets_the_page_and_nothing_in_it() -> None:
     with page_support.served(page_support.small(), lambda _token, _path: HTTPStatus.FORBIDDEN) as url:
-        html = httpx.get(url)
+        html = web.get(url)
         assert html.status_code == 200 and "team-a" not in html.text
         for path in ("/cluster", "/cluster?node=gpu-1", "/explain/team-a/trainer-7"):
-            refused = httpx.get(f"{url}{path}")
+            refused = web.get(f"{url}{path}")
             assert refused.status_code == 403 and "team-a" not in refused.text.replace(path, "")
 
 
@@ -217,10 +217,10 @@ def test_a_cluster_without_cards_is_not_full() -> None:
 
 def test_a_standby_and_one_without_lists_say_so() -> None:
     with page_support.served(page_support.small(), standby="replica b leads") as url:
-        found = httpx.get(f"{url}/cluster")
+        found = web.get(f"{url}/cluster")
         assert found.status_code == 503 and found.json()["Error"] == "NotLeader: replica b leads"
     with page_support.served(Engine(NAMES)) as url:
-        found = httpx.get(f"{url}/cluster")
+        found = web.get(f"{url}/cluster")
         assert found.status_code == 503 and found.json()["Error"].startswith("NotSynced: ")
 
 

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-import httpx
 import pytest
 
 from scheduler_ext.engine.core import Engine
@@ -28,6 +27,7 @@ from tests.scheduler_ext.extender_support import (
     node,
     pod,
 )
+from tests.support import web
 from vcuda.spec.request import Policy
 
 HEADER = {"domain": NAMES.domain, "policy": "spread"}
@@ -306,7 +306,7 @@ def test_serving_records_and_the_recording_replays(api: FakeApi, tmp_path: Path)
     api.put("pods", pod("p", 50, 10, uid="u"))
     served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--record", str(tmp_path / "r"))
     try:
-        with httpx.Client(base_url=served.url, timeout=20) as client:
+        with web.Client(base_url=served.url, timeout=20) as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
             body = {"Pod": api.find("pods", "default/p"), "NodeNames": ["b"]}
             assert client.post("/scheduler/filter", json=body).json()["NodeNames"] == ["b"]

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, codes, eventually, node, pod
+from tests.support import web
 
 
 class Dripping:
@@ -78,7 +79,7 @@ def _kubeconfig(api: FakeApi, through: Dripping, folder: Path) -> str:
 
 
 def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-    return httpx.get(url + path) if body is None else httpx.post(url + path, json=body, timeout=20)
+    return web.get(url + path) if body is None else web.post(url + path, json=body, timeout=20)
 
 
 def test_before_the_first_lists_it_is_well_not_ready_and_ends_at_once(

@@ -26,6 +26,7 @@ from scheduler_ext.http.http1 import connection
 from scheduler_ext.main import main
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_writing import certificate
+from tests.support import web
 
 Pair = tuple[Path, Path]
 
@@ -98,7 +99,7 @@ def test_probes_and_metrics_have_a_port_of_their_own(api: FakeApi, tmp_path: Pat
         assert served.process.stderr is not None
         said = iter(served.process.stderr.readline, "")  # other lines may come in between
         found = next(match for match in (re.search(r"probes on (http://\S+)", line) for line in said) if match)
-        with httpx.Client(base_url=found[1], timeout=20) as probes:
+        with web.Client(base_url=found[1], timeout=20) as probes:
             eventually(lambda: probes.get("/readyz").status_code == 200)
             assert probes.get("/healthz").text == "ok\n" and "vcuda_extender_cards" in probes.get("/metrics").text
             assert "_created" not in probes.get("/metrics").text
@@ -299,7 +300,7 @@ def test_explanations_on_the_probe_port_are_for_whom_kubernetes_allows(
         assert served.process.stderr is not None
         said = iter(served.process.stderr.readline, "")  # other lines may come in between
         found = next(match for match in (re.search(r"probes on (http://\S+)", line) for line in said) if match)
-        with client(served, pairs, "scheduler") as scheduler, httpx.Client(base_url=found[1], timeout=20) as probes:
+        with client(served, pairs, "scheduler") as scheduler, web.Client(base_url=found[1], timeout=20) as probes:
             eventually(lambda: probes.get("/readyz").status_code == 200)
             body = {"Pod": api.find("pods", "default/p"), "NodeNames": ["a"]}
             assert scheduler.post("/scheduler/filter", json=body).json()["NodeNames"] == ["a"]

@@ -16,6 +16,7 @@ import pytest
 from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.sync.turns import Turns
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
+from tests.support import web
 
 MANY = 90
 
@@ -59,7 +60,7 @@ def test_many_namespaces_whose_bindings_are_slow_delay_another_ones_by_two_secon
     limits = httpx.Limits(max_connections=2 * count)
     try:
         with (
-            httpx.Client(base_url=served.url, timeout=60, limits=limits) as client,
+            web.Client(base_url=served.url, timeout=60, limits=limits) as client,
             ThreadPoolExecutor(count) as threads,
         ):
             eventually(lambda: client.get("/readyz").status_code == 200)
@@ -89,7 +90,7 @@ def test_a_namespace_whose_bindings_are_slow_or_in_doubt_delays_no_others(
     limits = httpx.Limits(max_connections=2 * MANY)
     try:
         with (
-            httpx.Client(base_url=served.url, timeout=60, limits=limits) as client,
+            web.Client(base_url=served.url, timeout=60, limits=limits) as client,
             ThreadPoolExecutor(MANY) as threads,
         ):
             eventually(lambda: client.get("/readyz").status_code == 200)
@@ -176,7 +177,7 @@ def test_an_extender_that_ends_waits_for_no_binding_that_has_not_begun(api: Fake
     """Each had to look at its pod first, for five seconds, four at a time: it was killed long before."""
     served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--assume-seconds", "60")
     try:
-        with httpx.Client(base_url=served.url, timeout=60) as client, ThreadPoolExecutor(40) as threads:
+        with web.Client(base_url=served.url, timeout=60) as client, ThreadPoolExecutor(40) as threads:
             eventually(lambda: client.get("/readyz").status_code == 200)
             for number in range(40):
                 api.put("pods", of("bad", pod(f"p{number}", 5, 1, uid=f"p{number}")))

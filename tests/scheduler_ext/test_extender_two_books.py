@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
@@ -18,6 +17,7 @@ from tests.scheduler_ext.extender_claims import allocated, claim, node_slices, u
 from tests.scheduler_ext.extender_engine import Clock, engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, Served, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_cheating import EDITS, edited, placed, whole
+from tests.support import web
 from vcuda.spec import bookings
 
 Given = dict[str, dict[str, tuple[int, int]]]
@@ -333,7 +333,7 @@ def test_events_reach_the_api_server(api: FakeApi, tmp_path: Path) -> None:
     api.put("pods", pod("one", 100, None, uid="one", node="a", annotations=mine))
     served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--log-format=json")
     try:
-        eventually(lambda: httpx.get(served.url + "/readyz").status_code == 200)
+        eventually(lambda: web.get(served.url + "/readyz").status_code == 200)
         api.put("pods", pod("two", 100, None, uid="two", node="a", annotations=mine))
         (event,) = eventually(lambda: sent)
     finally:

@@ -6,7 +6,6 @@ import json
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
@@ -18,6 +17,7 @@ from scheduler_ext.sync.waking import Waker
 from tests.scheduler_ext.extender_engine import Clock
 from tests.scheduler_ext.extender_support import BLOCKS, NAMES, FakeApi, Served, cards, eventually, node
 from tests.scheduler_ext.extender_waking import one_card, placed, whole, woken
+from tests.support import web
 
 
 def refused_once(api: FakeApi, tmp_path: Path) -> tuple[Waker, Engine, Clock, list[int]]:
@@ -119,7 +119,7 @@ def test_the_program_wakes_a_pod_when_its_quota_is_raised(api: FakeApi, tmp_path
     api.put("configmaps", quota)
     served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--quotas", "default/q")
     try:
-        with httpx.Client(base_url=served.url, timeout=20) as client:
+        with web.Client(base_url=served.url, timeout=20) as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
             api.put("pods", whole("p"))
             body = {"Pod": api.find("pods", "default/p"), "NodeNames": ["a"]}
@@ -143,7 +143,7 @@ def test_an_end_that_a_broken_watch_tells_late_wakes_who_was_refused_meanwhile(
     api.put("pods", whole("p", node="a", annotations={NAMES.placement: placed}))
     served = Served("--kubeconfig", api.kubeconfig(tmp_path))
     try:
-        with httpx.Client(base_url=served.url, timeout=20) as client:
+        with web.Client(base_url=served.url, timeout=20) as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
             time.sleep(2 * REST)  # what is looked at after the first lists is past
             cut: list[Request] = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,16 +26,26 @@ from tests.scheduler_ext.extender_support import FakeApi, cards, node, pod
 from vcuda.kube.errors import ApiError, ApiUnreachable
 
 
+@functools.cache
+def _made(name: str, kind: tuple[str, ...]) -> tuple[bytes, bytes]:
+    """Once in a process: a key of RSA takes 0.3 s of a processor."""
+    with tempfile.TemporaryDirectory() as folder:
+        signed, key = Path(folder) / "crt", Path(folder) / "key"
+        command = [
+            "openssl", "req", "-x509", "-newkey", *kind, "-nodes", "-days", "2", "-subj", f"/CN={name}",
+            "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(signed),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return signed.read_bytes(), key.read_bytes()
+
+
 def certificate(directory: Path, name: str, *kind: str) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key, `kind` as openssl's -newkey says it (RSA)."""
+    """A certificate for 127.0.0.1 that signs itself, and its key, `kind` as openssl's -newkey says it (RSA); of a name always the same."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the test certificates, is not installed")
     signed, key = directory / f"{name}.crt", directory / f"{name}.key"
-    command = [
-        "openssl", "req", "-x509", "-newkey", *(kind or ("rsa:2048",)), "-nodes", "-days", "2", "-subj", f"/CN={name}",
-        "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(signed),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    for path, content in zip((signed, key), _made(name, kind or ("rsa:2048",)), strict=True):
+        path.write_bytes(content)
     return signed, key
 
 
