@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,3 +58,22 @@ def test_a_killed_supervisor_and_processes_that_stay_do_not_lose_the_report(runn
     staying = runner.call(*runner.run("sh", "-c", "sleep 1 >/dev/null 2>&1 </dev/null &", share=SHARE))
     assert staying.stderr.count("report: card GPU-") == 1
     wait_for("the end of the bookings", lambda: not runner.bookings())
+
+
+def test_a_command_that_ends_before_its_killed_supervisor_has_is_reported_too() -> None:
+    """The kernel gives us the children of who was killed a moment before itself: it was taken for one that the command had left behind."""
+    code = """
+import os, socket, subprocess, sys, types
+from vcuda.runs import launcher
+near, far = socket.socketpair()
+supervisor, command = subprocess.Popen(["sleep", "0.5"]), subprocess.Popen(["sh", "-c", "exit 3"])
+far.send(b"started %d\\n" % command.pid)
+os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
+task = types.SimpleNamespace(containers=None, report=lambda: ["report: a card"], finish=lambda: print("finished"))
+status = launcher._Launcher(task, near, supervisor.pid, print).wait()
+print(status)
+os._exit(0)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    killed, *rest = said.stdout.splitlines()
+    assert killed.startswith("the supervisor of this run was killed") and rest == ["report: a card", "finished", "3"]

@@ -111,6 +111,11 @@ class _Launcher:
     def _reap(self) -> None:
         """Notice a killed supervisor; then the command, adopted, is ours to wait for."""
         ended, left = processes.reap()
+        if self._progress.command_pid in ended and not self._keeper_gone and self._supervisor not in ended:
+            # The command is ours because its parent was killed, whose last thread may be about to end still.
+            ended[self._supervisor] = os.waitpid(self._supervisor, 0)[1]
+            more, left = processes.reap()
+            ended |= more
         if self._supervisor in ended:
             self._keeper_gone = True
             self._listen()  # its last words
