@@ -10,11 +10,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import rich.box
-import rich.console
-import rich.table
-import rich.text
-
 from vcuda.cli import machine, words
 from vcuda.printable import printable
 from vcuda.runs import card_choice, view
@@ -26,7 +21,10 @@ from vcuda.spec.units import format_bytes
 _ELASTIC = ("user", "UUID", "model", "command", "program")  # columns that may be cut short
 NOBODY = "no run holds a share on this machine"
 
+# rich is imported by who draws a table: it takes a quarter of the start of all others, `vcuda run` among them.
 if TYPE_CHECKING:
+    import rich.table
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -166,6 +164,9 @@ def _cores(share: ShareView) -> str:
 
 
 def _table(*columns: str) -> rich.table.Table:
+    import rich.box
+    import rich.table
+
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, no_wrap=column not in _ELASTIC, overflow="ellipsis")
@@ -174,10 +175,14 @@ def _table(*columns: str) -> rich.table.Table:
 
 def _row(table: rich.table.Table, *cells: str) -> None:
     """A line each: where a terminal is narrow, words end in an ellipsis and figures stay whole."""
+    import rich.text
+
     table.add_row(*(rich.text.Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in cells))
 
 
 def _print(table: rich.table.Table) -> None:
+    import rich.console
+
     # A pipe has no width: never fold what another program reads.
     width = None if sys.stdout.isatty() else 200
     rich.console.Console(width=width, highlight=False, markup=False).print(table)
