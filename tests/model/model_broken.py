@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from tests.support.share import LIB
@@ -49,20 +51,17 @@ BREAKS = {
 }
 
 
-def build(folder: Path) -> dict[str, Path]:
-    """Compile the CUDA shim once, and link it with each break. Returns the folder of each shim by the break's name."""
+def build(folder: Path, objects: gcc.Objects, begun: Sequence[Future[Path]], flags: Sequence[str]) -> dict[str, Path]:
+    """Link the CUDA shim whose objects are compiled with `flags` with each break. Returns the folder of each shim by the break's name."""
     library = next(library for library in native.LIBRARIES if library.name == "cuda-shim")
-    flags = [*native.compile_flags(library), "-O0"]  # for one test: soon is better than fast
     shims = {name: folder / f"shim-{number}" for number, name in enumerate(BREAKS)}
-    with gcc.Objects(folder) as objects:
-        begun = objects.begin(library.sources(), flags, "cannot build the shim")
-        for name, target in shims.items():
-            target.mkdir()
-            function, code = BREAKS[name]
-            source = target / "break.c"
-            source.write_text(_HEAD + code)
-            broken = objects.begin([source], flags, f"cannot build the shim that {name}")
-            made = [each.result() for each in (*begun, *broken)]
-            command = native.link_command(library, made, target / "libcuda.so.1", LIB)
-            gcc.run([*command, f"-Wl,--wrap={function}"], f"cannot link the shim that {name}")
+    for name, target in shims.items():
+        target.mkdir()
+        function, code = BREAKS[name]
+        source = target / "break.c"
+        source.write_text(_HEAD + code)
+        broken = objects.begin([source], flags, f"cannot build the shim that {name}")
+        made = [each.result() for each in (*begun, *broken)]
+        command = native.link_command(library, made, target / "libcuda.so.1", LIB)
+        gcc.run([*command, f"-Wl,--wrap={function}"], f"cannot link the shim that {name}")
     return shims
