@@ -323,11 +323,11 @@ class Run:
 
 
 class _Calls:
-    """A claim every 10 ms is prepared and let go by whom kubelet would call now; calls wait for no others."""
+    """A claim every so often is prepared and let go by whom kubelet would call now; calls wait for no others."""
 
-    def __init__(self, here: Node) -> None:
-        self._here, self._stop = here, threading.Event()
-        self._pool = ThreadPoolExecutor(32)
+    def __init__(self, here: Node, every_s: float, at_once: int) -> None:
+        self._here, self._every_s, self._stop = here, every_s, threading.Event()
+        self._pool = ThreadPoolExecutor(at_once)
         self.ended: list[tuple[float, float, str]] = []  # when each began and ended, and what was wrong
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._submit, self._kubelet)]
         for thread in self._threads:
@@ -339,7 +339,7 @@ class _Calls:
 
     def _submit(self) -> None:
         number = 0
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(self._every_s):
             number += 1
             self._pool.submit(self._call, self._here.claim(f"update-{number}", self._here.cards()[number % 8], 1, 1))
 
@@ -374,11 +374,11 @@ class _Calls:
         )
 
 
-def update(times: int, *, beside: bool) -> Update:
+def update(times: int, *, beside: bool, every_s: float = 0.01, at_once: int = 32) -> Update:
     """The daemon is replaced so many times; `beside`: the new one stands by before the old one is told to end."""
     with claim_node() as here:
         here.start()
-        calls = _Calls(here)
+        calls = _Calls(here, every_s, at_once)
         for _ in range(times):
             time.sleep(1.0)
             old = here.detach()

@@ -1,4 +1,4 @@
-/* The order of locks, asserted: included before every source of a shim that a test builds (tests/vcuda/test_lock_ranks.py).
+/* The order of locks, asserted: included before every source of a shim that a test builds (tests/model/test_model.py).
  *
  * A thread may take a lock only of a higher rank than all that it holds. A lock that is tried waits for nobody, so it may be tried in any order.
  * The table is the one in docs/architecture.md; a lock that is in no row ends the program. */
