@@ -62,6 +62,12 @@ ALL_OF_IT = (
     "put({waiting_until_ns}, now + 10_000_000); put({credit_updated_ns}, now)"
 )
 
+# Whoever stands still or ended left nothing behind, and whoever works began just now.
+NOTHING_LEFT = (
+    "put({open_slots}, 0); put({open_slots} + 8, 0); put({predicted_finish_ns}, 0); put({left_ns}, 0); "
+    "put({gpu_ns}, 0); put({credit_ns}, 10_000_000); put({credit_updated_ns}, now)"
+)
+
 TAMPERINGS = (
     Tampering("credit", "put({credit_ns}, 10_000_000)"),
     Tampering("credit without bound", "put({credit_ns}, (1 << 63) - 1)"),
@@ -81,5 +87,6 @@ TAMPERINGS = (
     Tampering("all of it", ALL_OF_IT),
     Tampering("all of it, 2 processes", ALL_OF_IT, pattern="processes_2"),
     Tampering("all of it, 8 processes", ALL_OF_IT, pattern="processes_8"),
+    Tampering("nothing left by stopped ones", NOTHING_LEFT, pattern="stopped_for_good"),
     Tampering("a file that shrinks", "os.truncate(path, 4096 if int(now / 1e8) % 2 else 393216)", 0.01),
 )

@@ -173,6 +173,33 @@ static void long_after_it_was_proven_short(struct place *place)
     launch_by_argument(place, longest);
 }
 
+static void many_long_ones_at_once(struct place *place)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    handle shortest = launched_by_argument(place, "spin_10us"), longest = launched_by_argument(place, "spin_20ms");
+    for (unsigned i = 0; i < 12; i++) {
+        launch_by_argument(place, shortest);
+        CALL(cuStreamSynchronize, place->streams[0]);
+    }
+    for (unsigned i = 0; i < 16; i++)
+        launch_by_argument(place, longest);
+    for (;; sleep_us(1000))
+        raise(SIGSTOP);
+}
+
+/* Each leaves a third of a second on the card, by what was proven short, and stands still for good; some of them at a time. */
+static void stopped_for_good(struct place *place)
+{
+    static pid_t pids[6];
+    pid_t *pid = &pids[place->round % 6];
+    if (*pid) {
+        kill(*pid, SIGKILL);
+        waitpid(*pid, NULL, 0);
+    }
+    *pid = child(many_long_ones_at_once, 0);
+    waitpid(*pid, NULL, WUNTRACED);
+}
+
 /* Within what the gate had handed out in advance, and before anybody asks whether the card is done. */
 static void killed_within_permit(struct place *place)
 {

@@ -38,13 +38,42 @@ static uint32_t slots(uint32_t known)
 static void follows_what_is_charged(struct vc_region *region)
 {
     CHECK(vc_region_slot(region) == &region->usage->slots[0]);
-    CHECK(told(0, 0) == 0 && slots(0) == 0 && slots(3) == 3);
+    CHECK(told(0, 0) == 0 && slots(0) == 1 && slots(3) == 3);
     CHECK(vc_charged_tell(region, 0, MS - 1) && told(0, 0) == 0);
     CHECK(vc_charged_tell(region, 0, 5 * MS + 1) && told(0, 0) == 5 * MS);
     CHECK(vc_charged_tell(region, 0, 5 * MS + 2) && told(0, 0) == 5 * MS);
     CHECK(vc_charged_tell(region, 0, 4 * MS) && told(0, 0) == 5 * MS);
     CHECK(vc_charged_tell(region, 0, SIXTY_DAYS) && told(0, 0) == SIXTY_DAYS);
     CHECK(slots(0) == 1 && told(1, 0) == 0 && told(0, 1) == 0);
+}
+
+static uint64_t said(uint32_t slot, enum vc_charged_time kind)
+{
+    int other = reader();
+    uint64_t ns = vc_charged_time(other, slot, 0, kind);
+    close(other);
+    return ns;
+}
+
+/* That it has work on the card, and until when all that it had is told. */
+static void says_that_it_has_work(struct vc_region *region)
+{
+    uint64_t at = SIXTY_DAYS, opens;
+    CHECK(said(0, VC_CHARGED_UNTIL) == 0 && said(0, VC_CHARGED_SINCE) == 0);
+    CHECK(vc_charged_open(region, 0, at + 1) && said(0, VC_CHARGED_UNTIL) == at && said(0, VC_CHARGED_SINCE) == at);
+    CHECK(slots(0) == 1 && said(1, VC_CHARGED_UNTIL) == 0);
+    CHECK(vc_charged_open(region, 0, at + MS) && said(0, VC_CHARGED_UNTIL) == at); /* not each time */
+    CHECK(vc_charged_open(region, 0, at + 3 * MS) && said(0, VC_CHARGED_UNTIL) == at + 3 * MS && said(0, VC_CHARGED_SINCE) == at);
+    opens = vc_charged_opens(region, 0);
+    CHECK(vc_charged_open(region, 0, at + 4 * MS)); /* another thread begins */
+    vc_charged_close(region, 0, opens);
+    CHECK(said(0, VC_CHARGED_UNTIL) == at + 3 * MS);
+    vc_charged_close(region, 0, vc_charged_opens(region, 0));
+    CHECK(said(0, VC_CHARGED_UNTIL) == 0 && said(0, VC_CHARGED_SINCE) == at);
+    CHECK(vc_charged_open(region, 0, at + 5 * MS) && said(0, VC_CHARGED_UNTIL) == at + 5 * MS && said(0, VC_CHARGED_SINCE) == at);
+    vc_charged_tell_asked(region, 0, at + 7 * MS, true);
+    vc_charged_tell_asked(region, 0, at + 9 * MS, false);
+    CHECK(said(0, VC_CHARGED_BUSY) == at + 7 * MS && said(0, VC_CHARGED_FREE) == at + 9 * MS && told(0, 0) == 0);
 }
 
 /* As applications do that become daemons: what was told ended with the description, and is not told again. */
@@ -56,6 +85,7 @@ static void begins_anew_without_its_descriptors(struct vc_region *region)
     CHECK(told(0, 0) == before); /* a mapping keeps it */
     CHECK(vc_charged_tell(region, 0, before + 3 * MS) && told(0, 0) == 3 * MS);
     CHECK(vc_charged_tell(region, 0, before + 7 * MS) && told(0, 0) == 7 * MS);
+    CHECK(vc_charged_open(region, 0, before + 20 * MS) && said(0, VC_CHARGED_UNTIL) == before + 20 * MS && said(0, VC_CHARGED_SINCE) == before + 20 * MS);
 }
 
 static bool lock_range(int descriptor, uint64_t slot, uint64_t from, uint64_t units)
@@ -76,6 +106,12 @@ static void nobody_else_changes_it(void)
     CHECK(!vc_charged_tell(region, 0, 4 * MS) && !vc_charged_tell(region, 0, 4 * MS) && told(1, 0) == 2 * MS && slots(0) == 2);
     close(other);
     CHECK(vc_charged_tell(region, 0, 5 * MS) && told(1, 0) == 5 * MS);
+    CHECK(said(0, VC_CHARGED_UNTIL) == SIXTY_DAYS + 20 * MS && said(1, VC_CHARGED_UNTIL) == 0);
+    other = open(region->file.path, O_RDWR | O_CLOEXEC);
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)((UINT64_C(1) << 52) + (UINT64_C(1) << 40)), .l_len = 1};
+    CHECK(fcntl(other, F_OFD_SETLK, &whole) == 0 && !vc_charged_open(region, 0, 30 * MS));
+    close(other);
+    CHECK(vc_charged_open(region, 0, 31 * MS) && said(1, VC_CHARGED_UNTIL) == 31 * MS);
 }
 
 /* What a child inherited is its parent's, and ends with that one. */
@@ -108,6 +144,8 @@ int main(void)
 {
     folder = make_region(1 << 30);
     struct vc_region *region = region_at(folder);
+    CHECK(vc_region_slot(region) == &region->usage->slots[0]);
+    says_that_it_has_work(region);
     follows_what_is_charged(region);
     begins_anew_without_its_descriptors(region);
     pid_t sibling = fork();

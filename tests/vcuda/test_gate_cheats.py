@@ -107,6 +107,14 @@ def test_what_a_container_writes_into_its_usage_file_gives_it_nothing(table: Tab
     assert got < CAP + TOLERANCE_POINTS
 
 
+def test_what_a_stopped_process_leaves_is_charged_whatever_its_container_writes(table: Table) -> None:
+    """100 points of 10 were had for as long as it lasted: what siblings and the arbiter knew of it was in the file."""
+    tampering = next(each for each in TAMPERINGS if each.name == "nothing left by stopped ones")
+    most = CAP + TOLERANCE_POINTS
+    got, _ = table.alone(tampering.pattern, CAP, tampering, enough=most - 0.1)  # a third of a second at once
+    assert got < most
+
+
 def test_siblings_of_one_that_stands_still_go_on(table: Table) -> None:
     """They had 0.0 points of 50, charged 100, though the card had nothing of the one that was stopped."""
     for _ in range(3):  # a busy machine gives a program less

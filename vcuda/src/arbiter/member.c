@@ -28,6 +28,8 @@ static const uint64_t LOOK_RARELY_NS = 20000000;
 
 /* What processes tell by their locks is asked for so often, and takes so small a part of the time at most. */
 static const uint64_t TOLD_AGE_NS = 10000000;
+/* … and so soon after the last time where somebody rang: who begins on an idle card does. */
+static const uint64_t TOLD_SOON_NS = 1000000;
 static const uint64_t TOLD_COST = 100;
 
 static void withdraw(struct vc_member *member)
@@ -95,7 +97,7 @@ uint64_t vc_member_age_limit(const struct vc_member *member, uint64_t now_ns)
 
 bool vc_member_due(const struct vc_member *member, uint64_t now_ns)
 {
-    return member->rang || member->active_ns >= member->read_ns ||
+    return member->rang || member->active_ns >= member->read_ns || (member->unheard && now_ns >= member->told_soon_ns) ||
            now_ns - member->read_ns >= vc_member_age_limit(member, now_ns);
 }
 
@@ -126,6 +128,65 @@ static void nobody_is_open(struct vc_member *member, uint32_t card)
     member->living_slots[card][0] = member->living_slots[card][1] = 0;
 }
 
+/* The latest of what processes say that the card was, when it was asked for what stopped siblings left. */
+static uint64_t latest_asked(const struct vc_member *member, uint32_t card, enum vc_charged_time kind)
+{
+    uint64_t latest = 0;
+    for (uint32_t slot = 0; slot < member->told_slots[card]; slot++)
+        latest = vc_later(latest, vc_charged_time(member->usage_descriptor, slot, card, kind));
+    return latest;
+}
+
+static void listen_to_answers(struct vc_member *member, uint32_t card)
+{
+    uint64_t *last = member->asked_ns[card], now[2] = {latest_asked(member, card, VC_CHARGED_FREE), latest_asked(member, card, VC_CHARGED_BUSY)};
+    unsigned first = now[1] < now[0];
+    for (unsigned i = 0; i < 2; i++) {
+        unsigned busy = i == 0 ? first : !first;
+        if (now[busy] > last[busy])
+            vc_stood_asked(&member->stood[card], now[busy], busy);
+        last[busy] = now[busy];
+    }
+}
+
+static void listen_to_open(struct vc_member *member, uint32_t card, uint32_t slot)
+{
+    uint64_t until = vc_charged_time(member->usage_descriptor, slot, card, VC_CHARGED_UNTIL);
+    if (until != member->stood[card].slots[slot].until_ns)
+        vc_stood_tells(&member->stood[card], slot, vc_charged_time(member->usage_descriptor, slot, card, VC_CHARGED_SINCE), until);
+}
+
+static void look_at_standing(struct vc_member *member, uint32_t card, uint64_t now_ns)
+{
+    vc_stood_look(&member->stood[card], now_ns, member->told_ns[card], vc_load_relaxed(&member->limits->cards[card].others_gpu_ns));
+}
+
+/* Who has work on the card and says nothing stands still. */
+static void look_for_standing(struct vc_member *member, uint32_t card, uint64_t now_ns)
+{
+    struct vc_stood *stood = &member->stood[card];
+    for (uint32_t slot = 0; slot < member->told_slots[card]; slot++)
+        listen_to_open(member, card, slot);
+    if (stood->standing != 0)
+        listen_to_answers(member, card);
+    look_at_standing(member, card, now_ns);
+}
+
+/* Whether processes have work on the card of which the file says nothing; they may have told that it is over since. Such a one is looked at each time, as it may be killed soon. */
+static void look_for_hidden(struct vc_member *member, uint32_t card, uint64_t now_ns)
+{
+    struct vc_stood *stood = &member->stood[card];
+    stood->hidden = stood->hidden && stood->open > member->open[card];
+    if (stood->open <= member->open[card])
+        return;
+    for (uint32_t slot = 0; slot < VC_MAX_SLOTS; slot++)
+        if (stood->slots[slot].until_ns != 0)
+            listen_to_open(member, card, slot);
+    stood->hidden = stood->open > member->open[card];
+    if (stood->hidden)
+        look_at_standing(member, card, now_ns);
+}
+
 /* A process's begins anew in its slot. */
 static bool listen_to_locks(struct vc_member *member, uint32_t card)
 {
@@ -141,17 +202,25 @@ static bool listen_to_locks(struct vc_member *member, uint32_t card)
 }
 
 /* Who works does something, whatever its file says. */
-static void listen_to_charges(struct vc_member *member, uint64_t now_ns)
+static void listen_to_charges(struct vc_member *member, uint64_t now_ns, bool rang)
 {
-    if (now_ns < member->told_next_ns)
+    member->unheard = member->unheard || rang;
+    if (now_ns < (member->unheard ? member->told_soon_ns : member->told_next_ns))
         return;
     bool more = false;
-    uint64_t began = vc_now_ns();
-    for (uint32_t card = 0; card < member->card_count; card++)
+    uint64_t began = vc_now_ns(), next = UINT64_MAX;
+    member->unheard = false;
+    for (uint32_t card = 0; card < member->card_count; card++) {
         more = listen_to_locks(member, card) || more;
+        look_for_standing(member, card, now_ns);
+        more = more || member->stood[card].open != 0;
+        next = vc_earlier(next, vc_stood_next(&member->stood[card], now_ns));
+    }
     member->news += more;
     member->active_ns = more ? now_ns : member->active_ns;
-    member->told_next_ns = now_ns + TOLD_AGE_NS + (vc_now_ns() - began) * TOLD_COST; /* locks without end make each question slow */
+    uint64_t rest = (vc_now_ns() - began) * TOLD_COST; /* locks without end make each question slow */
+    member->told_next_ns = vc_later(vc_earlier(now_ns + TOLD_AGE_NS, next), now_ns + TOLD_SOON_NS) + rest;
+    member->told_soon_ns = now_ns + TOLD_SOON_NS + rest;
 }
 
 void vc_member_read(struct vc_member *member, uint64_t now_ns)
@@ -160,6 +229,7 @@ void vc_member_read(struct vc_member *member, uint64_t now_ns)
     struct vc_card_usage before[VC_MAX_CARDS];
     memcpy(before, member->cards, bytes);
     uint64_t last_ns = member->read_ns;
+    bool rang = member->rang;
     ssize_t got = pread(member->usage_descriptor, member->cards, bytes, offsetof(struct vc_usage, cards));
     member->read_ns = now_ns;
     member->rang = false;
@@ -167,7 +237,7 @@ void vc_member_read(struct vc_member *member, uint64_t now_ns)
     if (member->short_file)
         memset(member->cards, 0, bytes);
     member->news += memcmp(before, member->cards, bytes) != 0;
-    listen_to_charges(member, now_ns);
+    listen_to_charges(member, now_ns, rang);
     if (now_ns - member->ring_window_ns > RING_WINDOW_NS) {
         member->ring_window_ns = now_ns;
         member->rings = 0;
@@ -180,6 +250,7 @@ void vc_member_read(struct vc_member *member, uint64_t now_ns)
             look_for_the_living(member, card, last_ns, now_ns);
         else
             nobody_is_open(member, card);
+        look_for_hidden(member, card, now_ns);
     }
 }
 
@@ -207,7 +278,10 @@ void vc_member_observation(const struct vc_member *member, uint32_t card, struct
         .waiting_until_ns = usage->waiting_until_ns,
         .predicted_finish_ns = usage->predicted_finish_ns,
         .began_ns = usage->began_ns,
-        .open = member->open[card],
+        .open = member->stood[card].hidden ? member->stood[card].open : member->open[card],
+        .hides = member->stood[card].hidden,
+        .standing = member->stood[card].standing,
+        .stood_ns = (int64_t)member->stood[card].charged_ns,
     };
 }
 
@@ -229,6 +303,7 @@ void vc_member_write(struct vc_member *member, uint32_t card, const struct vc_te
     vc_store_relaxed(&limit->others_gpu_ns, tenant->others_gpu_ns);
     vc_store_relaxed(&limit->others_active_ns, tenant->others_active_ns);
     vc_store_relaxed(&limit->others_still_ns, tenant->others_still_ns);
+    vc_store_relaxed(&limit->standing_ns, tenant->standing_ns);
     vc_store_relaxed(&limit->lease_start_ns, tenant->lease_start_ns);
     vc_store_relaxed(&limit->lease_clock_ns, tenant->lease_clock_ns);
     /* The end last but one: it says who holds the card. The sequence makes the tenant look at it at all. */

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "arbiter/plan.h"
+#include "arbiter/stood.h"
 #include "region/file.h"
 
 enum { VC_MEMBER_NAME_BYTES = 1024 };
@@ -39,7 +40,10 @@ struct vc_member {
     uint64_t slot_told_ns[VC_MAX_CARDS][VC_MAX_SLOTS];
     uint64_t told_ns[VC_MAX_CARDS];
     uint32_t told_slots[VC_MAX_CARDS];
-    uint64_t told_next_ns;
+    uint64_t told_next_ns, told_soon_ns; /* … at the latest, and where it rang since */
+    bool unheard;                        /* … as it did */
+    struct vc_stood stood[VC_MAX_CARDS];
+    uint64_t asked_ns[VC_MAX_CARDS][2]; /* the latest that they told of the card: it was free, it was busy */
     uint64_t gone_slots[VC_MAX_CARDS][2]; /* of those that are open: whose process was found gone … */
     uint64_t living_slots[VC_MAX_CARDS][2]; /* … or alive, at the latest look */
     uint32_t open[VC_MAX_CARDS];          /* how many of the others are */

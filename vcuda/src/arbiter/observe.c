@@ -27,6 +27,7 @@ static int64_t charge_since_last_look(struct vc_tenant *tenant)
         tenant->known = true;
         tenant->last_gpu_ns = tenant->seen.gpu_ns;
         tenant->last_told_ns = tenant->seen.told_ns;
+        tenant->last_stood_ns = tenant->seen.stood_ns;
         return 0;
     }
     int64_t delta = (int64_t)(tenant->seen.gpu_ns - tenant->last_gpu_ns);
@@ -61,7 +62,7 @@ static void keep_accounts(struct vc_tenant *tenant, uint64_t now_ns, uint64_t el
     uint64_t told = tenant->seen.told_ns - tenant->last_told_ns; /* it only ever grows */
     tenant->last_told_ns = tenant->seen.told_ns;
     uint64_t closed_for = pay(&tenant->account_ns, rate, elapsed_ns, charged, VC_BUCKET_NS + saved, OVERDRAFT_NS);
-    int64_t told_ns = (int64_t)vc_earlier(told, CHARGE_BOUND_NS);
+    int64_t told_ns = (int64_t)vc_earlier(told, CHARGE_BOUND_NS) + tenant->look_stood_ns;
     closed_for = vc_later(closed_for, pay(&tenant->told_account_ns, rate, elapsed_ns, told_ns, VC_TOLD_SAVED_NS + saved, OVERDRAFT_NS));
     tenant->closed_until_ns = closed_for ? now_ns + closed_for : 0;
 }
@@ -78,7 +79,8 @@ static bool was_active(const struct vc_tenant *tenant, uint64_t now_ns)
 static double owed_of_one_part(const struct vc_tenant *tenant, double parts, uint64_t now_ns)
 {
     double others = parts - (was_active(tenant, now_ns) ? tenant->cores : 0);
-    return tenant->account_ns < 0 && others > 0 ? (double)-tenant->account_ns / others : 0;
+    int64_t account = tenant->told_account_ns < tenant->account_ns ? tenant->told_account_ns : tenant->account_ns;
+    return account < 0 && others > 0 ? (double)-account / others : 0;
 }
 
 /* Who has taken more than its limit pays by standing still. That time belongs to those who had less meanwhile: a bucket of 10 ms would have lost
@@ -160,7 +162,9 @@ static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, int64_t 
     bool untold = tenant->seen.predicted_finish_ns < now_ns && was_lately(tenant->seen.began_ns, VC_UNTOLD, now_ns);
     bool silent = untold || (!is_behind(tenant, now_ns) && tenant->seen.predicted_finish_ns + STILL_AFTER_NS < now_ns);
     uint64_t believed = vc_earlier(STILL_BELIEVED_NS, STILL_PAID_WITHIN * STILL_BELIEVED_NS * tenant->core_limit / 100);
-    tenant->still = tenant->seen.open != 0 && silent && tenant->still_ns < believed;
+    if (tenant->seen.standing != 0)
+        tenant->standing_ns = now_ns;
+    tenant->still = ((tenant->seen.open != 0 && silent) || tenant->seen.hides) && tenant->still_ns < believed;
     if (tenant->still)
         tenant->stopped_ns = now_ns;
     else
@@ -221,6 +225,8 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         int64_t charged = charge_since_last_look(tenant);
         if (!plan->together) /* what nobody else could have used is not held against anybody */
             tenant->virtual_ns += (double)charged / share(tenant);
+        tenant->look_stood_ns = tenant->seen.stood_ns - tenant->last_stood_ns;
+        tenant->last_stood_ns = tenant->seen.stood_ns;
         tenant->lease_charged_ns += charged;
         tenant->look_charged_ns = charged;
         tenant->charged_at_ns = charged > 0 ? now_ns : tenant->charged_at_ns;
@@ -228,7 +234,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         vc_plan_note_charged(tenant, charged, vc_earlier(tenant->seen.told_ns - tenant->last_told_ns, CHARGE_BOUND_NS));
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
-        look_for_stopped(tenant, now_ns, charged);
+        look_for_stopped(tenant, now_ns, charged + tenant->look_stood_ns);
         if (is_behind(tenant, now_ns))
             tenant->behind_ns = now_ns;
         tenant->left = !tenant->waiting && tenant->seen.refill_ns == VC_HAS_LEFT && tenant->finish_ns <= now_ns;

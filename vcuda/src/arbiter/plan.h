@@ -34,6 +34,9 @@ struct vc_observation {
     uint64_t waiting_until_ns;
     uint64_t predicted_finish_ns;
     uint64_t began_ns; /* with VC_NOT_BEGUN: its work waits for others' on the card, since then; with VC_BEHIND: for something else, as was seen then; with VC_UNTOLD: nobody has looked since */
+    int64_t stood_ns;  /* charged for processes that stand still, by what the kernel keeps of them, less what was charged back … */
+    unsigned standing; /* … so many are, with work on the card */
+    bool hides;        /* processes of it tell of work on the card of which its file says nothing */
     unsigned open;     /* so many living processes of it have work on the card whose end nobody saw: when they die matters */
 };
 
@@ -45,6 +48,7 @@ struct vc_tenant {
 
     bool known;          /* observed before: deltas make sense */
     uint64_t last_gpu_ns, last_told_ns;
+    int64_t last_stood_ns, look_stood_ns; /* the latter: since the last look */
     int64_t refundable_ns; /* charged lately, so that much may be taken back */
     double virtual_ns;
     int64_t account_ns;  /* its bucket as its charges and its limit make it, whatever credit its file shows … */
@@ -90,6 +94,7 @@ struct vc_tenant {
     uint64_t others_gpu_ns;    /* a clock: others' parts of the card while this tenant had work on it */
     uint64_t others_active_ns; /* when others last had work on the card … */
     uint64_t others_still_ns;  /* … of which nobody says until when it lasts */
+    uint64_t standing_ns;      /* when a process of its own was last seen to stand still, with work on the card */
     bool wake; /* the grant changed: wake its waiting threads */
 };
 

@@ -95,6 +95,14 @@ uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns, bool *opened)
     return again;
 }
 
+bool vc_gate_is_open(struct vc_gate *gate)
+{
+    pthread_mutex_lock(&gate->mutex);
+    bool open = gate->open;
+    pthread_mutex_unlock(&gate->mutex);
+    return open;
+}
+
 uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns)
 {
     pthread_mutex_lock(&gate->mutex);

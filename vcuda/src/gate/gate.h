@@ -259,6 +259,9 @@ void vc_gate_not_sampled(struct vc_gate *gate);
  * where it was thought to rest, so the arbiter has to note as long as it lives. */
 uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns, bool *opened);
 
+/* Whether it may, as it was last found. */
+bool vc_gate_is_open(struct vc_gate *gate);
+
 /* What this process was charged in all, as far as that was work that can have been done by now: an estimate that turns out too high is taken
  * back. Never less than before. Called by one thread, at least every few ms while there is work. */
 uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns);

@@ -117,6 +117,7 @@ void vc_region_open(struct vc_region *region, const char *directory)
     memset(region, 0, sizeof *region);
     pthread_mutex_init(&region->slow_mutex, NULL);
     pthread_mutex_init(&region->witness.mutex, NULL);
+    pthread_mutex_init(&region->charged.mutex, NULL);
     region->file.descriptor = region->witness.descriptor = region->charged.descriptor = -1;
     struct vc_error error;
     uint64_t instance = 0;

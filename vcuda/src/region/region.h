@@ -28,11 +28,15 @@ struct vc_witness {
 
 /* What this process has told of its charges (charged.h). */
 struct vc_charged {
+    pthread_mutex_t mutex;
     int descriptor; /* a file description of its own: its locks end with it */
     void *page;     /* keeps the locks where the descriptor is closed */
     uint64_t before_ns[VC_MAX_CARDS]; /* told by descriptions before this one … */
     uint64_t units[VC_MAX_CARDS];     /* … and by this one */
     bool locked_out;                  /* another process has locked what is to tell them */
+    uint64_t open_ns[VC_MAX_CARDS];   /* it has work there, and told so last then; 0: not … */
+    uint64_t opens[VC_MAX_CARDS];     /* … which was asked for so often … */
+    bool since[VC_MAX_CARDS];         /* … and when first is told */
 };
 
 struct vc_region {

@@ -14,6 +14,8 @@ static uint32_t ready[VC_MAX_PROCESS_CARDS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* A process of which little is known yet: all that it launches first is marked, or it could end before samples are sure. */
 static const uint64_t YOUNG_NS = 250000000, SUSPECTED_NS = 2000000000;
+/* The arbiter saw one stand still so lately that the card is asked. */
+static const uint64_t STANDING_NS = 30000000;
 static struct vc_slot_card nobodys_slot; /* for a process that found no free slot */
 
 static void bind_gate(struct vc_gate *gate, const struct vc_card *card, struct vc_slot *slot)
@@ -60,7 +62,8 @@ void vc_gates_settle_abandoned(struct vc_gate *gate)
     const struct vc_card *card = vc_gates_card(gate);
     bool stopped;
     uint64_t now = vc_now_ns(), dead, due = vc_slots_abandoned(card->region, card->index, now, vc_load_relaxed(&gate->probe.known_ns), &dead, &stopped);
-    if (VC_UNLIKELY(stopped)) {
+    uint64_t standing = vc_load_relaxed(&gate->limit->standing_ns);
+    if (VC_UNLIKELY(stopped || (standing != 0 && now < standing + STANDING_NS))) {
         vc_store_relaxed(&gate->probe.stands_ns, now);
         if (vc_load_relaxed(&gate->probe.due_ns) == 0)
             vc_bell_expect(now);
@@ -76,17 +79,42 @@ void vc_gates_card_was_free(struct vc_gate *gate, uint64_t free_ns)
         vc_store_relaxed(&gate->probe.stands_ns, vc_now_ns());
 }
 
-/* Where no other process of the container can change it. */
-static void tell(struct vc_gate *gate, uint64_t now_ns)
+void vc_gates_card_was_asked(struct vc_gate *gate, bool busy)
 {
     const struct vc_card *card = vc_gates_card(gate);
-    if (!gate->turns.slots)
-        return;
-    bool told = vc_charged_tell(card->region, card->index, vc_gate_tell(gate, now_ns));
+    if (gate->turns.slots)
+        vc_charged_tell_asked(card->region, card->index, gate->probe.known_ns, busy);
+}
+
+static void note_told(struct vc_gate *gate, bool told)
+{
     vc_store_relaxed(&gate->untold, !told);
     if (VC_UNLIKELY(!told))
         vc_log_once(VC_NOTICE_LOCKED_OUT, "another process has locked what this one tells of its GPU time: until it lets go of that, this one gets 1/%d of "
                                           "the limit", VC_MAX_SLOTS);
+}
+
+void vc_gates_opened(struct vc_gate *gate, uint64_t now_ns)
+{
+    const struct vc_card *card = vc_gates_card(gate);
+    if (gate->turns.slots && VC_UNLIKELY(!vc_charged_open(card->region, card->index, now_ns)))
+        note_told(gate, false);
+}
+
+/* Where no other process of the container can change it: what it was charged, and whether it has work on the card. Returns when to look again. */
+static uint64_t tell(struct vc_gate *gate, uint64_t now_ns)
+{
+    const struct vc_card *card = vc_gates_card(gate);
+    if (!gate->turns.slots)
+        return UINT64_MAX;
+    uint64_t opens = vc_charged_opens(card->region, card->index);
+    bool told = vc_charged_tell(card->region, card->index, vc_gate_tell(gate, now_ns)), open = vc_gate_is_open(gate);
+    if (open)
+        told = vc_charged_open(card->region, card->index, now_ns) && told;
+    else
+        vc_charged_close(card->region, card->index, opens);
+    note_told(gate, told);
+    return open ? now_ns + VC_CHARGED_LOOKED_NS : UINT64_MAX;
 }
 
 uint64_t vc_gates_rest(void)
@@ -94,13 +122,13 @@ uint64_t vc_gates_rest(void)
     uint64_t next = UINT64_MAX, now = vc_now_ns();
     for (int card = 0; card < VC_MAX_PROCESS_CARDS; card++) {
         struct vc_gate *gate = vc_gates_find(card);
-        if (gate)
-            tell(gate, now);
+        if (!gate)
+            continue;
         bool opened = false;
-        uint64_t again = gate ? vc_gate_rest(gate, now, &opened) : UINT64_MAX;
+        uint64_t again = vc_gate_rest(gate, now, &opened), told = tell(gate, now);
         if (VC_UNLIKELY(opened))
             vc_gate_call_arbiter(gate);
-        next = again < next ? again : next;
+        next = vc_earlier(next, vc_earlier(again, told));
     }
     return next;
 }

@@ -17,6 +17,11 @@ const struct vc_card *vc_gates_card(const struct vc_gate *gate);
 /* Charge what other processes of the container left on the card when they stopped or ended. */
 void vc_gates_settle_abandoned(struct vc_gate *gate);
 
+/* The gate had the process begin where it had nothing on the card: told where no other process can change it, before anything is launched. */
+void vc_gates_opened(struct vc_gate *gate, uint64_t now_ns);
+
+/* The helper's: the card was asked for what stopped processes left there, as of `probe.known_ns`. */
+void vc_gates_card_was_asked(struct vc_gate *gate, bool busy);
 /* The helper's: the card was found free at `free_ns`, so what stopped processes left there is over, and what passed since they were last charged is not. */
 void vc_gates_card_was_free(struct vc_gate *gate, uint64_t free_ns);
 

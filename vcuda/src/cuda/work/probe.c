@@ -57,6 +57,8 @@ uint64_t vc_probe_look(struct vc_tracker *tracker)
         answer = ask(tracker, true) ? VC_PROBE_WAITS : give_up(&gate->probe);
     if (answer == VC_PROBE_WAITS)
         return now + VC_LOOK_NS;
+    if (answer == VC_PROBE_BUSY || answer == VC_PROBE_FREE)
+        vc_gates_card_was_asked(gate, answer == VC_PROBE_BUSY);
     if (answer == VC_PROBE_BUSY) /* before a sibling finds it free */
         vc_gates_settle_abandoned(gate);
     if (answer == VC_PROBE_FREE)

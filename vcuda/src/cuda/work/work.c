@@ -98,6 +98,7 @@ static void wait_for_go(struct vc_work *work)
             if (waited)
                 vc_gate_passed(lane->gate);
             if (VC_UNLIKELY(work->answer.opened)) { /* and the arbiter notes as long as we live */
+                vc_gates_opened(lane->gate, now);
                 vc_bell_expect(now + VC_REST_NS);
                 vc_gate_call_arbiter(lane->gate);
             }

@@ -1,0 +1,137 @@
+/* What passes while processes stand still with work on the card; see stood.h. */
+#include "arbiter/stood.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+
+/* Others never had nearly all of it. */
+static const double OTHERS_PART = 0.8;
+
+static double grown(uint64_t from, uint64_t to)
+{
+    return (int64_t)(to - from) > 0 ? (double)(to - from) : 0;
+}
+
+static void charge_back(struct vc_stood *stood, struct vc_stood_slot *slot)
+{
+    stood->charged_ns -= slot->charged_ns;
+    slot->charged_ns = slot->fresh_ns = 0;
+}
+
+void vc_stood_tells(struct vc_stood *stood, uint32_t index, uint64_t since_ns, uint64_t until_ns)
+{
+    struct vc_stood_slot *slot = &stood->slots[index];
+    stood->open += (unsigned)(until_ns != 0) - (unsigned)(slot->until_ns != 0);
+    if (since_ns != slot->since_ns) /* what the one before was charged it had, as far as anybody knows */
+        *slot = (struct vc_stood_slot){.since_ns = since_ns};
+    else if (until_ns != slot->until_ns) /* it goes on, and tells what it had */
+        charge_back(stood, slot);
+    slot->until_ns = until_ns;
+}
+
+static bool stands(const struct vc_stood *stood, const struct vc_stood_slot *slot, uint64_t now_ns)
+{
+    uint64_t after = stood->hidden ? 0 : VC_STANDS_AFTER_NS;
+    return slot->until_ns != 0 && slot->until_ns + after < now_ns && slot->charged_ns < (double)VC_STOOD_MOST_NS;
+}
+
+uint64_t vc_stood_next(const struct vc_stood *stood, uint64_t now_ns)
+{
+    uint64_t next = UINT64_MAX;
+    for (const struct vc_stood_slot *slot = stood->slots; stood->open != 0 && slot < stood->slots + VC_MAX_SLOTS; slot++)
+        if (slot->until_ns != 0 && slot->until_ns + VC_STANDS_AFTER_NS >= now_ns)
+            next = vc_earlier(next, slot->until_ns + VC_STANDS_AFTER_NS + 1);
+    return next;
+}
+
+/* `part` of what is not known is known now. */
+static void make_known(struct vc_stood *stood, double part, bool busy)
+{
+    for (struct vc_stood_slot *slot = stood->slots; slot < stood->slots + VC_MAX_SLOTS; slot++) {
+        double known = slot->fresh_ns * part;
+        slot->fresh_ns -= known;
+        if (!busy) {
+            slot->charged_ns -= known;
+            stood->charged_ns -= known;
+        }
+    }
+}
+
+void vc_stood_asked(struct vc_stood *stood, uint64_t at_ns, bool busy)
+{
+    if (stood->until_ns == 0 || at_ns <= stood->fresh_from_ns)
+        return;
+    uint64_t fresh = stood->until_ns - stood->fresh_from_ns, known = at_ns - stood->fresh_from_ns;
+    make_known(stood, known >= fresh ? 1 : (double)known / (double)fresh, busy);
+    stood->fresh_from_ns = at_ns;
+    if (at_ns > stood->until_ns && !busy)
+        stood->until_ns = at_ns;
+}
+
+/* What was known at the latest look before then, or at the first that is remembered: what was told or others had in between is taken off, too. */
+static unsigned look_before(const struct vc_stood *stood, uint64_t from_ns)
+{
+    unsigned i = 0;
+    while (i + 1 < VC_STOOD_LOOKS && stood->looks[i].at_ns > from_ns && stood->looks[i + 1].at_ns != 0)
+        i++;
+    return i;
+}
+
+static void charge(struct vc_stood *stood, uint64_t now_ns, double ns)
+{
+    for (struct vc_stood_slot *slot = stood->slots; slot < stood->slots + VC_MAX_SLOTS; slot++)
+        if (stands(stood, slot, now_ns)) {
+            slot->charged_ns += ns / stood->standing;
+            slot->fresh_ns += ns / stood->standing;
+        }
+    stood->charged_ns += ns;
+}
+
+/* Charge what passed since `from_ns`, when the clocks were `then`. */
+static void pass(struct vc_stood *stood, uint64_t from_ns, const struct vc_stood_clocks *then, const struct vc_stood_clocks *now)
+{
+    if (now->at_ns <= from_ns || then->at_ns == 0)
+        return;
+    double passed = (double)(now->at_ns - from_ns) - grown(then->told_ns, now->told_ns);
+    passed = passed < 0 ? 0 : passed;
+    double others = grown(then->others_ns, now->others_ns), most = passed * OTHERS_PART;
+    charge(stood, now->at_ns, passed - (others < most ? others : most));
+    stood->until_ns = now->at_ns;
+    stood->then = *now;
+    if (now->at_ns > stood->fresh_from_ns + VC_STOOD_UNASKED_NS) {
+        make_known(stood, 1, true);
+        stood->fresh_from_ns = now->at_ns;
+    }
+}
+
+static void remember(struct vc_stood *stood, const struct vc_stood_clocks *now)
+{
+    if (stood->looks[0].at_ns != 0 && now->at_ns < stood->looks[0].at_ns + VC_STOOD_LOOK_NS)
+        return;
+    memmove(&stood->looks[1], &stood->looks[0], sizeof stood->looks - sizeof stood->looks[0]);
+    stood->looks[0] = *now;
+}
+
+void vc_stood_look(struct vc_stood *stood, uint64_t now_ns, uint64_t told_ns, uint64_t others_ns)
+{
+    struct vc_stood_clocks now = {now_ns, told_ns, others_ns};
+    uint64_t from = UINT64_MAX;
+    stood->standing = 0;
+    for (const struct vc_stood_slot *slot = stood->slots; stood->open != 0 && slot < stood->slots + VC_MAX_SLOTS; slot++)
+        if (stands(stood, slot, now_ns)) {
+            from = vc_earlier(from, slot->until_ns);
+            stood->standing++;
+        }
+    bool begins = stood->until_ns == 0;
+    if (stood->standing == 0) {
+        stood->until_ns = 0;
+    } else if (begins) {
+        stood->fresh_from_ns = from;
+        pass(stood, from, &stood->looks[look_before(stood, from)], &now);
+    } else {
+        struct vc_stood_clocks then = stood->then;
+        pass(stood, stood->until_ns, &then, &now);
+    }
+    remember(stood, &now);
+}

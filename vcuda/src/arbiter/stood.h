@@ -1,0 +1,56 @@
+/* What processes that stand still with work on the card have of it, by what they told where nobody else can write (region/charged.h).
+ *
+ * Who runs tells every few milliseconds until when all that it had is told. Who does not and has work there has the card as it passes, as far as neither its
+ * siblings told that they had it, nor other tenants had, nor a sibling that asked the card found it free. It is charged by the arbiter's own account
+ * only, and charged back once it goes on: then it tells itself what it had. Arithmetic only, on times that are passed in.
+ */
+#ifndef VC_STOOD_H
+#define VC_STOOD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "region/abi.h"
+
+enum {
+    VC_STANDS_AFTER_NS = 12000000,    /* a helper that runs tells sooner */
+    VC_STOOD_UNASKED_NS = 100000000,  /* so long what passed may turn out to have been free */
+    VC_STOOD_LOOKS = 6, VC_STOOD_LOOK_NS = 5000000, /* what was known at looks so far apart is remembered */
+};
+/* Nobody sees a stopped process's work end: so much it is charged, or its container would wait for ever. */
+#define VC_STOOD_MOST_NS UINT64_C(5000000000)
+
+/* What one process tells. */
+struct vc_stood_slot {
+    uint64_t since_ns; /* which process that is */
+    uint64_t until_ns; /* what it had of the card is told until then; 0: it has nothing there */
+    double charged_ns; /* for what passed since … */
+    double fresh_ns;   /* … of which nobody said whether the card was free */
+};
+
+/* Of one container on one card. */
+struct vc_stood {
+    struct vc_stood_slot slots[VC_MAX_SLOTS];
+    unsigned open, standing; /* how many have work there, and stand still */
+    bool hidden;            /* the file says nothing of it: so little may be left to who is killed soon that no silence is too short */
+    uint64_t until_ns;      /* what passed until then is charged, while one stands; 0: none does */
+    uint64_t fresh_from_ns; /* … and from then on nobody said whether the card was free */
+    double charged_ns;      /* in all, less what was charged back */
+    struct vc_stood_clocks {
+        uint64_t at_ns, told_ns, others_ns;
+    } then, looks[VC_STOOD_LOOKS]; /* at `until_ns`; at the latest looks, the last one first */
+};
+
+/* What the process of a slot tells now. `since_ns` of another process than before: that one has ended. */
+void vc_stood_tells(struct vc_stood *stood, uint32_t slot, uint64_t since_ns, uint64_t until_ns);
+
+/* A sibling asked the card at `at_ns`; answers in the order of their times. */
+void vc_stood_asked(struct vc_stood *stood, uint64_t at_ns, bool busy);
+
+/* Charge what passed until now. `told_ns`: what all processes of the container told that they had; `others_ns`: the clock of other tenants' parts. */
+void vc_stood_look(struct vc_stood *stood, uint64_t now_ns, uint64_t told_ns, uint64_t others_ns);
+
+/* When who says nothing until then begins to stand still; UINT64_MAX: nobody. */
+uint64_t vc_stood_next(const struct vc_stood *stood, uint64_t now_ns);
+
+#endif
