@@ -155,16 +155,16 @@ static void test_its_container_stands_still_until_that_is_paid(void)
     for (unsigned ms = 0; ms <= 400; ms++) {
         waits(0, T + ms * MS);
         waits(1, T + ms * MS);
-        tenants[0].seen.standing = tenants[0].seen.open = ms > 20;
+        tenants[0].seen.open = ms > 20;
         tenants[0].seen.hides = ms > 20;
         tenants[0].seen.stood_ns = ms > 20 ? ms * (int64_t)MS : 0;
         vc_plan_decide(&plan, T + ms * MS);
         CHECK(ms < 200 || (plan.holder == 1 && !tenants[0].in_credit));
     }
     CHECK(tenants[0].closed_until_ns > T + 700 * MS && tenants[1].closed_until_ns == 0);
-    CHECK(tenants[1].saved_ns > 50 * MS && tenants[0].standing_ns == T + 400 * MS && tenants[1].others_still_ns != 0);
+    CHECK(tenants[1].saved_ns > 50 * MS && tenants[0].unsaid_ns == T + 400 * MS && tenants[1].others_still_ns != 0);
     tenants[0].seen.stood_ns = 0; /* it goes on, and had nothing */
-    tenants[0].seen.standing = 0;
+    tenants[0].seen.hides = false;
     vc_plan_decide(&plan, T + 401 * MS);
     CHECK(tenants[0].closed_until_ns == 0 && tenants[0].in_credit);
 }

@@ -280,7 +280,6 @@ void vc_member_observation(const struct vc_member *member, uint32_t card, struct
         .began_ns = usage->began_ns,
         .open = member->stood[card].hidden ? member->stood[card].open : member->open[card],
         .hides = member->stood[card].hidden,
-        .standing = member->stood[card].standing,
         .stood_ns = (int64_t)member->stood[card].charged_ns,
     };
 }
@@ -303,7 +302,7 @@ void vc_member_write(struct vc_member *member, uint32_t card, const struct vc_te
     vc_store_relaxed(&limit->others_gpu_ns, tenant->others_gpu_ns);
     vc_store_relaxed(&limit->others_active_ns, tenant->others_active_ns);
     vc_store_relaxed(&limit->others_still_ns, tenant->others_still_ns);
-    vc_store_relaxed(&limit->standing_ns, tenant->standing_ns);
+    vc_store_relaxed(&limit->unsaid_ns, tenant->unsaid_ns);
     vc_store_relaxed(&limit->lease_start_ns, tenant->lease_start_ns);
     vc_store_relaxed(&limit->lease_clock_ns, tenant->lease_clock_ns);
     /* The end last but one: it says who holds the card. The sequence makes the tenant look at it at all. */

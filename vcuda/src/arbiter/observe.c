@@ -162,8 +162,8 @@ static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, int64_t 
     bool untold = tenant->seen.predicted_finish_ns < now_ns && was_lately(tenant->seen.began_ns, VC_UNTOLD, now_ns);
     bool silent = untold || (!is_behind(tenant, now_ns) && tenant->seen.predicted_finish_ns + STILL_AFTER_NS < now_ns);
     uint64_t believed = vc_earlier(STILL_BELIEVED_NS, STILL_PAID_WITHIN * STILL_BELIEVED_NS * tenant->core_limit / 100);
-    if (tenant->seen.standing != 0)
-        tenant->standing_ns = now_ns;
+    if (tenant->seen.hides)
+        tenant->unsaid_ns = now_ns;
     tenant->still = ((tenant->seen.open != 0 && silent) || tenant->seen.hides) && tenant->still_ns < believed;
     if (tenant->still)
         tenant->stopped_ns = now_ns;

@@ -34,9 +34,8 @@ struct vc_observation {
     uint64_t waiting_until_ns;
     uint64_t predicted_finish_ns;
     uint64_t began_ns; /* with VC_NOT_BEGUN: its work waits for others' on the card, since then; with VC_BEHIND: for something else, as was seen then; with VC_UNTOLD: nobody has looked since */
-    int64_t stood_ns;  /* charged for processes that stand still, by what the kernel keeps of them, less what was charged back … */
-    unsigned standing; /* … so many are, with work on the card */
-    bool hides;        /* processes of it tell of work on the card of which its file says nothing */
+    int64_t stood_ns;  /* charged for processes that stand still, by what the kernel keeps of them, less what was charged back */
+    bool hides;        /* processes of it have work on the card, by what the kernel keeps, of which the file says nothing */
     unsigned open;     /* so many living processes of it have work on the card whose end nobody saw: when they die matters */
 };
 
@@ -94,7 +93,7 @@ struct vc_tenant {
     uint64_t others_gpu_ns;    /* a clock: others' parts of the card while this tenant had work on it */
     uint64_t others_active_ns; /* when others last had work on the card … */
     uint64_t others_still_ns;  /* … of which nobody says until when it lasts */
-    uint64_t standing_ns;      /* when a process of its own was last seen to stand still, with work on the card */
+    uint64_t unsaid_ns;        /* when processes of its own last had work on the card of which its file says nothing */
     bool wake; /* the grant changed: wake its waiting threads */
 };
 

@@ -47,7 +47,7 @@ VC__OFFSET(vc_card_limit, closed_until_ns, 184);
 VC__OFFSET(vc_card_limit, told_ns, 192);
 VC__OFFSET(vc_card_limit, saved_ns, 200);
 VC__OFFSET(vc_card_limit, others_still_ns, 208);
-VC__OFFSET(vc_card_limit, standing_ns, 216);
+VC__OFFSET(vc_card_limit, unsaid_ns, 216);
 
 VC__SIZE(vc_limits, 192 + 16 * 256 + 128 * 8);
 VC__OFFSET(vc_limits, sequence, 64);

@@ -14,8 +14,8 @@ static uint32_t ready[VC_MAX_PROCESS_CARDS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* A process of which little is known yet: all that it launches first is marked, or it could end before samples are sure. */
 static const uint64_t YOUNG_NS = 250000000, SUSPECTED_NS = 2000000000;
-/* The arbiter saw one stand still so lately that the card is asked. */
-static const uint64_t STANDING_NS = 30000000;
+/* The arbiter saw one that the file says nothing of so lately that the card is asked. */
+static const uint64_t UNSAID_NS = 30000000;
 static struct vc_slot_card nobodys_slot; /* for a process that found no free slot */
 
 static void bind_gate(struct vc_gate *gate, const struct vc_card *card, struct vc_slot *slot)
@@ -62,8 +62,8 @@ void vc_gates_settle_abandoned(struct vc_gate *gate)
     const struct vc_card *card = vc_gates_card(gate);
     bool stopped;
     uint64_t now = vc_now_ns(), dead, due = vc_slots_abandoned(card->region, card->index, now, vc_load_relaxed(&gate->probe.known_ns), &dead, &stopped);
-    uint64_t standing = vc_load_relaxed(&gate->limit->standing_ns);
-    if (VC_UNLIKELY(stopped || (standing != 0 && now < standing + STANDING_NS))) {
+    uint64_t unsaid = vc_load_relaxed(&gate->limit->unsaid_ns);
+    if (VC_UNLIKELY(stopped || (unsaid != 0 && now < unsaid + UNSAID_NS))) {
         vc_store_relaxed(&gate->probe.stands_ns, now);
         if (vc_load_relaxed(&gate->probe.due_ns) == 0)
             vc_bell_expect(now);
