@@ -29,7 +29,9 @@ static void test_who_stands_still_is_charged_what_passes(void)
     look_until(T + 20 * MS, T + 20 * MS);
     CHECK(stood.standing == 1);
     CHECK_NEAR(stood.charged_ns, 15 * MS, MS);
+    CHECK(vc_stood_counts(&stood, T + 20 * MS) == 0); /* it may go on */
     look_until(T + 30 * MS, T + 900 * MS);
+    CHECK(vc_stood_counts(&stood, T + 900 * MS) == stood.charged_ns);
     CHECK_NEAR(stood.charged_ns, 895 * MS, MS);
     look_until(T + 910 * MS, T + 8000 * MS);
     CHECK_NEAR(stood.charged_ns, VC_STOOD_MOST_NS, 20 * MS);
@@ -72,6 +74,7 @@ static void test_who_was_killed_keeps_its_charge(void)
         vc_stood_tells(&stood, 3, anew ? T + 405 * MS : 0, anew ? T + 405 * MS : 0);
         look_until(T + 410 * MS, T + 410 * MS);
         CHECK_NEAR(stood.charged_ns, 400 * MS, MS);
+        CHECK(vc_stood_counts(&stood, T + 410 * MS) == stood.charged_ns);
     }
 }
 
@@ -85,6 +88,7 @@ static void test_what_is_hidden_is_charged_at_once(void)
         vc_stood_tells(&stood, 3, from, from);
         for (unsigned ms = 0; ms <= 9; ms++)
             vc_stood_look(&stood, from + ms * MS, told, others);
+        CHECK(vc_stood_counts(&stood, from + 9 * MS) == stood.charged_ns);
     }
     vc_stood_tells(&stood, 3, 0, 0);
     CHECK_NEAR(stood.charged_ns, 90 * MS, MS);

@@ -280,7 +280,7 @@ void vc_member_observation(const struct vc_member *member, uint32_t card, struct
         .began_ns = usage->began_ns,
         .open = member->stood[card].hidden ? member->stood[card].open : member->open[card],
         .hides = member->stood[card].hidden,
-        .stood_ns = (int64_t)member->stood[card].charged_ns,
+        .stood_ns = (int64_t)vc_stood_counts(&member->stood[card], member->read_ns),
     };
 }
 

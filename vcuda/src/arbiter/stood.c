@@ -135,3 +135,12 @@ void vc_stood_look(struct vc_stood *stood, uint64_t now_ns, uint64_t told_ns, ui
     }
     remember(stood, &now);
 }
+
+double vc_stood_counts(const struct vc_stood *stood, uint64_t now_ns)
+{
+    double ns = stood->charged_ns;
+    for (const struct vc_stood_slot *slot = stood->slots; stood->open != 0 && !stood->hidden && slot < stood->slots + VC_MAX_SLOTS; slot++)
+        if (now_ns < slot->until_ns + VC_STOOD_UNASKED_NS)
+            ns -= slot->charged_ns;
+    return ns;
+}

@@ -50,6 +50,9 @@ void vc_stood_asked(struct vc_stood *stood, uint64_t at_ns, bool busy);
 /* Charge what passed until now. `told_ns`: what all processes of the container told that they had; `others_ns`: the clock of other tenants' parts. */
 void vc_stood_look(struct vc_stood *stood, uint64_t now_ns, uint64_t told_ns, uint64_t others_ns);
 
+/* What of it counts: who has stood still for a moment only goes on, or is asked for, before its container would have to wait. */
+double vc_stood_counts(const struct vc_stood *stood, uint64_t now_ns);
+
 /* When who says nothing until then begins to stand still; UINT64_MAX: nobody. */
 uint64_t vc_stood_next(const struct vc_stood *stood, uint64_t now_ns);
 
