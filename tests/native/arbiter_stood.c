@@ -36,6 +36,9 @@ static void test_who_stands_still_is_charged_what_passes(void)
     look_until(T + 910 * MS, T + 8000 * MS);
     CHECK_NEAR(stood.charged_ns, VC_STOOD_MOST_NS, 20 * MS);
     CHECK(stood.standing == 0 && stood.open == 1);
+    stood.hidden = true;
+    look_until(T + 8010 * MS, T + 20000 * MS);
+    CHECK_NEAR(stood.charged_ns, 19995 * MS, 30 * MS); /* what passed meanwhile, too */
 }
 
 static void test_who_runs_or_has_nothing_there_is_not(void)

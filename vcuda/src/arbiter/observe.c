@@ -157,6 +157,18 @@ static bool had_work(const struct vc_tenant *tenant, uint64_t now_ns)
     return tenant->still || tenant->look_charged_ns > 0 || on_card(tenant, now_ns);
 }
 
+/* What the file says nothing of siblings don't charge, but the arbiter does, and charges it back: believed as what they charge is. */
+static int64_t unsaid_charge(struct vc_tenant *tenant)
+{
+    int64_t ns = tenant->look_stood_ns;
+    if (ns > 0)
+        ns = tenant->seen.hides ? ns : 0;
+    else
+        ns = -ns < tenant->unsaid_charged_ns ? ns : -tenant->unsaid_charged_ns;
+    tenant->unsaid_charged_ns += ns;
+    return ns;
+}
+
 static void look_for_stopped(struct vc_tenant *tenant, uint64_t now_ns, int64_t charged)
 {
     bool untold = tenant->seen.predicted_finish_ns < now_ns && was_lately(tenant->seen.began_ns, VC_UNTOLD, now_ns);
@@ -234,7 +246,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         vc_plan_note_charged(tenant, charged, vc_earlier(tenant->seen.told_ns - tenant->last_told_ns, CHARGE_BOUND_NS));
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
-        look_for_stopped(tenant, now_ns, charged + tenant->look_stood_ns);
+        look_for_stopped(tenant, now_ns, charged + unsaid_charge(tenant));
         if (is_behind(tenant, now_ns))
             tenant->behind_ns = now_ns;
         tenant->left = !tenant->waiting && tenant->seen.refill_ns == VC_HAS_LEFT && tenant->finish_ns <= now_ns;

@@ -47,7 +47,8 @@ struct vc_tenant {
 
     bool known;          /* observed before: deltas make sense */
     uint64_t last_gpu_ns, last_told_ns;
-    int64_t last_stood_ns, look_stood_ns; /* the latter: since the last look */
+    int64_t last_stood_ns, look_stood_ns; /* the latter: since the last look … */
+    int64_t unsaid_charged_ns;            /* … and of it in all, what the file said nothing of */
     int64_t refundable_ns; /* charged lately, so that much may be taken back */
     double virtual_ns;
     int64_t account_ns;  /* its bucket as its charges and its limit make it, whatever credit its file shows … */

@@ -32,8 +32,8 @@ void vc_stood_tells(struct vc_stood *stood, uint32_t index, uint64_t since_ns, u
 
 static bool stands(const struct vc_stood *stood, const struct vc_stood_slot *slot, uint64_t now_ns)
 {
-    uint64_t after = stood->hidden ? 0 : VC_STANDS_AFTER_NS;
-    return slot->until_ns != 0 && slot->until_ns + after < now_ns && slot->charged_ns < (double)VC_STOOD_MOST_NS;
+    uint64_t after = stood->hidden ? 0 : VC_STANDS_AFTER_NS, most = stood->hidden ? VC_STOOD_HIDDEN_MOST_NS : VC_STOOD_MOST_NS;
+    return slot->until_ns != 0 && slot->until_ns + after < now_ns && slot->charged_ns < (double)most;
 }
 
 uint64_t vc_stood_next(const struct vc_stood *stood, uint64_t now_ns)
@@ -127,6 +127,7 @@ void vc_stood_look(struct vc_stood *stood, uint64_t now_ns, uint64_t told_ns, ui
     if (stood->standing == 0) {
         stood->until_ns = 0;
     } else if (begins) {
+        from = vc_later(from, stood->then.at_ns); /* what passed until then was charged to one that stood still before */
         stood->fresh_from_ns = from;
         pass(stood, from, &stood->looks[look_before(stood, from)], &now);
     } else {

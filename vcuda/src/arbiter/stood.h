@@ -19,6 +19,8 @@ enum {
 };
 /* Nobody sees a stopped process's work end: so much it is charged, or its container would wait for ever. */
 #define VC_STOOD_MOST_NS UINT64_C(5000000000)
+/* … and so much where the file hides it, which no honest program does. */
+#define VC_STOOD_HIDDEN_MOST_NS UINT64_C(60000000000)
 
 /* What one process tells. */
 struct vc_stood_slot {
