@@ -174,7 +174,8 @@ void vc_charged_tell_asked(struct vc_region *region, uint32_t card, uint64_t at_
 static uint32_t slots_from(int descriptor, uint32_t known, off_t first)
 {
     struct flock found;
-    while (known < VC_MAX_SLOTS && vc_extent_find(descriptor, first + ((off_t)known << VC__LENGTH_BITS), first + ((off_t)VC_MAX_SLOTS << VC__LENGTH_BITS), &found))
+    off_t end = first + ((off_t)VC_MAX_SLOTS << VC__LENGTH_BITS);
+    while (known < VC_MAX_SLOTS && vc_extent_find(descriptor, first + ((off_t)known << VC__LENGTH_BITS), end, &found))
         known = (uint32_t)((found.l_start + found.l_len - 1 - first) >> VC__LENGTH_BITS) + 1;
     return known;
 }
