@@ -119,6 +119,7 @@ static const struct pattern patterns[] = {
     PATTERN(sibling_stopped, 1, 1, 1),
     PATTERN(stopped_beside_a_sibling, 1, 1, 1),
     PATTERN(stopped_for_good, 1, 1, 1),
+    PATTERN(stopped_behind_hidden_work, 1, 1, 1),
     PATTERN(killed_after_launch, 1, 1, 1),
     PATTERN(killed_within_permit, 1, 1, 1),
     PATTERN(ended_after_launch, 1, 1, 1),

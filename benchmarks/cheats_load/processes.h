@@ -146,6 +146,40 @@ static void stopped_beside_a_sibling(struct place *place)
     sleep_us(100000);
 }
 
+/* Long ones behind short ones of the same function: nobody looks before they are done. */
+static void hide_and_stand_still(struct place *place)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    handle shortest = launched_by_argument(place, "spin_10us"), hidden = launched_by_argument(place, "spin_100us");
+    for (;;) {
+        for (unsigned i = 0; i < 20; i++) {
+            launch_by_argument(place, shortest);
+            CALL(cuStreamSynchronize, place->streams[0]);
+        }
+        for (unsigned i = 0; i < 9; i++)
+            launch_by_argument(place, hidden);
+        raise(SIGSTOP);
+    }
+}
+
+/* Two that are let go on 3 ms after they stopped, again and again. */
+static void stopped_behind_hidden_work(struct place *place)
+{
+    static pid_t pids[2];
+    static uint64_t stopped_ns[2];
+    for (unsigned i = 0; i < 2; i++) {
+        if (place->round == 0)
+            pids[i] = child(hide_and_stand_still, 0);
+        if (stopped_ns[i] == 0 && waitpid(pids[i], NULL, WUNTRACED | WNOHANG) == pids[i]) {
+            stopped_ns[i] = now_ns();
+        } else if (stopped_ns[i] != 0 && now_ns() - stopped_ns[i] > 3000000) {
+            stopped_ns[i] = 0;
+            kill(pids[i], SIGCONT);
+        }
+    }
+    sleep_us(200);
+}
+
 enum { AT_ONCE = 4 };
 
 static void each_of(void (*pattern)(struct place *), unsigned kill_after_us)

@@ -165,6 +165,26 @@ static void test_what_siblings_were_charged_before_is_not_charged_again(void)
     CHECK(settlement.charged_ns == 30 * US && settlement.evidence == VC_EVIDENCE_CLEAN);
 }
 
+/* Nor what they were charged after its work had ended, which nobody saw: two processes that hid 9 kernels of 100 us behind short ones, stood still for 3 ms, and did so again had 62 points of 50, charged 28, and
+ * with a third that went on 83. A container that does so again and again has nothing taken off what is too short for a slice. */
+static void test_what_siblings_did_while_a_process_stood_still_is_charged(void)
+{
+    for (unsigned doubted = 0; doubted < 2; doubted++) {
+        start(50, 50, 0);
+        for (unsigned i = 0; doubted && i < 10; i++)
+            vc_gate_learnt(&gate, 0, VC_SURPRISE);
+        struct vc_interval first = {.from_ns = T - 10 * US, .to_ns = T, .estimate_ns = 10 * US, .operations = 1, .measurable = true};
+        vc_gate_seen(&gate, T, &first);
+        usage.gpu_ns += 900 * US;
+        uint64_t charged = 0;
+        for (unsigned i = 0; i < 9; i++) {
+            struct vc_interval interval = {.from_ns = T + i * 100 * US, .to_ns = T + (i + 1) * 100 * US, .estimate_ns = 10 * US, .operations = 1, .measurable = true};
+            charged += vc_gate_seen(&gate, T + 3900 * US, &interval).charged_ns;
+        }
+        CHECK(doubted ? charged == 900 * US : charged >= 600 * US && charged <= 700 * US);
+    }
+}
+
 /* A slice or two of theirs that nothing accounts for are charged, but the cost is not taken for one that varies; and what was measured first, with them inside, is forgotten once nobody was. */
 static void test_siblings_slices_make_no_cost_vary(void)
 {
@@ -387,6 +407,7 @@ int main(void)
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_what_siblings_launch_takes_nothing_off_a_first_measurement_shorter_than_a_slice();
     test_what_siblings_were_charged_before_is_not_charged_again();
+    test_what_siblings_did_while_a_process_stood_still_is_charged();
     test_siblings_slices_make_no_cost_vary();
     test_a_pause_behind_work_covers_nothing();
     test_what_the_stopped_may_have_had_takes_nothing_that_did_not_last_longer();

@@ -90,8 +90,20 @@ static void test_what_passes_of_a_slice_of_its_own_is_charged(void)
     CHECK(vc_gate_seen(&gate, interval.to_ns + 50 * US, &interval).charged_ns == 1900 * US);
 }
 
+/* Six processes begin with a kernel of 20 ms each, on a card of their own: only one slice of the first 120 ms is sure. All of it was charged to each. */
+static void test_what_siblings_have_is_not_every_other_slice(void)
+{
+    struct vc_interval interval = {.from_ns = T, .others_gpu_ns = 100 * MS, .operations = 1, .measurable = true, .unknown = true, .opens = true};
+    start(10, 10, 0);
+    vc_gate_progress(&gate, T + 120 * MS, &interval);
+    CHECK(interval.advance_ns == 24 * MS);
+    interval.to_ns = T + 120 * MS;
+    CHECK(vc_gate_seen(&gate, interval.to_ns, &interval).charged_ns == 24 * MS);
+}
+
 int main(void)
 {
+    test_what_siblings_have_is_not_every_other_slice();
     test_a_slice_of_ones_own_is_nobody_elses();
     test_a_slice_begins_where_a_mark_was_reached_with_its_operation();
     test_who_had_the_card_before_has_no_new_slice();

@@ -118,7 +118,7 @@ struct vc_gate {
     /* What siblings may have had of our intervals: no more than they told, whatever the file says they were charged. */
     uint64_t container_told_ns, siblings_told_ns, siblings_told_at_ns, believed_ns;
     /* What they were charged and may have of the card still, by the file: that runs within our next intervals. As known at the end of the latest one, and by their clock then. */
-    uint64_t queued_ns, queued_at_ns, queued_clock_ns;
+    uint64_t queued_ns, queued_at_ns, queued_clock_ns, queued_read_ns;
     bool untold;           /* it can't be told: with all the others that may be so it has the share of one */
     uint64_t charged_ns;   /* … in all, and by siblings for it */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */

@@ -160,6 +160,7 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
         vc_interval_leave_slack(&gate->busy, interval, now_ns);
     vc_interval_cover(&gate->busy, interval, now_ns);
     interval->contended_until_ns = contended_until(gate);
+    interval->siblings = !policy.shared;
     uint64_t used = vc_interval_own(interval), paid = interval->estimate_ns + interval->advance_ns;
     gate->unpaid_since_ns = 0;
     if (used > paid) {
@@ -208,12 +209,23 @@ void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns)
     pthread_mutex_unlock(&gate->mutex);
 }
 
+/* The clock of what siblings were charged as it was at `at_ns`: who was stopped or held looks later, and what they launched since then ran behind. */
+static uint64_t siblings_clock(struct vc_gate *gate, uint64_t now_ns, uint64_t at_ns)
+{
+    uint64_t clock = vc_gate_others(gate).siblings_ns, read = gate->queued_read_ns;
+    gate->queued_read_ns = vc_later(read, vc_earlier(at_ns, now_ns));
+    if (read == 0 || at_ns >= now_ns || read >= now_ns)
+        return clock;
+    double part = (double)grown(read, at_ns) / (double)(now_ns - read);
+    return gate->queued_clock_ns + (uint64_t)(int64_t)((double)(int64_t)(clock - gate->queued_clock_ns) * part);
+}
+
 /* Siblings are charged when they launch, and have the card later: what of it lies in none of our intervals runs between those, the rest within them. A quarter more, since the card switches
  * between processes. All together can't be charged more than the bucket holds before it runs. */
-static uint64_t siblings_queued(struct vc_gate *gate, const struct vc_interval *interval)
+static uint64_t siblings_queued(struct vc_gate *gate, uint64_t now_ns, const struct vc_interval *interval)
 {
     bool first = gate->queued_at_ns == 0;
-    uint64_t clock = vc_gate_others(gate).siblings_ns;
+    uint64_t clock = siblings_clock(gate, now_ns, interval->to_ns);
     int64_t most = VC_BUCKET_NS, more = first ? 0 : (int64_t)(clock - gate->queued_clock_ns), between = (int64_t)grown(gate->queued_at_ns, interval->from_ns);
     more = more > most ? most : more < -most ? -most : more;
     int64_t queued = (int64_t)gate->queued_ns + more + more / 4 - between;
@@ -243,7 +255,9 @@ static void look_for_siblings(struct vc_gate *gate, uint64_t now_ns, const struc
     interval->siblings = !policy->shared;
     if (policy->shared)
         return;
-    interval->others_gpu_ns = vc_later(interval->others_gpu_ns, siblings_queued(gate, interval));
+    interval->others_gpu_ns = vc_later(interval->others_gpu_ns, siblings_queued(gate, now_ns, interval));
+    if (interval->doubted && grown(interval->from_ns, interval->to_ns) < VC_LONG_OPERATION_NS) /* no slice fits into it */
+        interval->others_gpu_ns = 0;
     if (policy->arbitrated)
         hear_siblings(gate, now_ns);
     interval->amid = policy->arbitrated ? now_ns < gate->siblings_told_at_ns + AMID_NS : interval->others_gpu_ns != 0;

@@ -64,7 +64,7 @@ static uint64_t grown_by(uint64_t from, uint64_t to, double part)
 struct vc_gate_others vc_others_at(const struct vc_gate_others *from, uint64_t from_ns, const struct vc_gate_others *to, uint64_t now_ns, uint64_t at_ns)
 {
     struct vc_gate_others at = *to;
-    if (from_ns == 0 || at_ns <= from_ns || !vc_seen_late(now_ns, at_ns))
+    if (from_ns == 0 || at_ns <= from_ns || now_ns <= at_ns)
         return at;
     double part = (double)(at_ns - from_ns) / (double)(now_ns - from_ns);
     at.siblings_ns = grown_by(from->siblings_ns, to->siblings_ns, part);
@@ -129,9 +129,12 @@ bool vc_interval_is_late(const struct vc_interval *interval, uint64_t now_ns)
     return now_ns > interval->from_ns + interval->estimate_ns + unclear;
 }
 
-/* What others can have had of an interval that begins with a slice of ours, as contexts have the card in turns, while they had work there. */
+/* What others can have had of an interval that begins with a slice of ours. Another tenant has the card in turns with us, while it had work there; of siblings, or of what stopped processes
+ * left, nobody knows how many contexts there are, nor until when. */
 static uint64_t most_of_others(const struct vc_interval *interval, uint64_t to_ns)
 {
+    if (interval->siblings || interval->stopped)
+        return to_ns > interval->from_ns + VC_LONG_OPERATION_NS ? to_ns - interval->from_ns - VC_LONG_OPERATION_NS : 0;
     uint64_t until = vc_earlier(interval->contended_until_ns, to_ns), beside = until > interval->from_ns ? until - interval->from_ns : 0;
     uint64_t slice = VC_LONG_OPERATION_NS, rest = beside % (2 * slice);
     return (beside - rest) / 2 + (rest > slice ? rest - slice : 0);
