@@ -85,10 +85,12 @@ def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
         "long_behind_a_short_one_and_unloads",
         "long_behind_a_short_one_by_children",
         "long_behind_a_short_one_beside_captures",
+        "stopped_behind_hidden_work",
     ],
 )
 def test_what_samples_find_at_first_is_found_again_and_again(tmp_path: Path, pattern: str) -> None:
-    """80.8 points of 50 were had by who unloaded a module now and then, 60.7 by children that ended before samples were sure, 62 beside captures."""
+    """80.8 points of 50 were had by who unloaded a module now and then, 60.7 by children that ended before samples were sure, 62 beside captures, and by two
+    that stood still behind it in turn."""
     table = Table(tmp_path, 4)
     for _ in range(3):  # children have 51 to 56 points in so short a run: each begins before samples are sure
         got, _ = table.alone(pattern, 50)
@@ -113,6 +115,12 @@ def test_what_a_stopped_process_leaves_is_charged_whatever_its_container_writes(
     most = CAP + TOLERANCE_POINTS
     got, _ = table.alone(tampering.pattern, CAP, tampering, enough=most - 0.1)  # a third of a second at once
     assert got < most
+
+
+def test_processes_that_begin_together_are_not_charged_for_each_other(table: Table) -> None:
+    """Six that began with a kernel of 20 ms each were charged 590 ms for 120, and had nothing for five seconds."""
+    got, _ = table.alone("run_in_turn", CAP)
+    assert got > 1  # from the second second on
 
 
 def test_siblings_of_one_that_stands_still_go_on(table: Table) -> None:
