@@ -120,6 +120,7 @@ static const struct pattern patterns[] = {
     PATTERN(stopped_beside_a_sibling, 1, 1, 1),
     PATTERN(stopped_for_good, 1, 1, 1),
     PATTERN(stopped_behind_hidden_work, 1, 1, 1),
+    PATTERN(stopped_behind_hidden_long_work, 1, 1, 1),
     PATTERN(killed_after_launch, 1, 1, 1),
     PATTERN(killed_within_permit, 1, 1, 1),
     PATTERN(ended_after_launch, 1, 1, 1),

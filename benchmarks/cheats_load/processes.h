@@ -147,38 +147,46 @@ static void stopped_beside_a_sibling(struct place *place)
 }
 
 /* Long ones behind short ones of the same function: nobody looks before they are done. */
-static void hide_and_stand_still(struct place *place)
+static void hide_and_stand_still(struct place *place, const char *what, unsigned times)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    handle shortest = launched_by_argument(place, "spin_10us"), hidden = launched_by_argument(place, "spin_100us");
+    handle shortest = launched_by_argument(place, "spin_10us"), hidden = launched_by_argument(place, what);
     for (;;) {
         for (unsigned i = 0; i < 20; i++) {
             launch_by_argument(place, shortest);
             CALL(cuStreamSynchronize, place->streams[0]);
         }
-        for (unsigned i = 0; i < 9; i++)
+        for (unsigned i = 0; i < times; i++)
             launch_by_argument(place, hidden);
         raise(SIGSTOP);
     }
 }
 
-/* Two that are let go on 3 ms after they stopped, again and again. */
-static void stopped_behind_hidden_work(struct place *place)
+static void hide_short_ones(struct place *place) { hide_and_stand_still(place, "spin_100us", 9); }
+
+static void hide_long_ones(struct place *place) { hide_and_stand_still(place, "spin_2000us", 5); }
+
+/* Two that are let go on so long after they stopped, again and again. */
+static void stop_two(struct place *place, void (*pattern)(struct place *), uint64_t for_ns)
 {
     static pid_t pids[2];
     static uint64_t stopped_ns[2];
     for (unsigned i = 0; i < 2; i++) {
         if (place->round == 0)
-            pids[i] = child(hide_and_stand_still, 0);
+            pids[i] = child(pattern, 0);
         if (stopped_ns[i] == 0 && waitpid(pids[i], NULL, WUNTRACED | WNOHANG) == pids[i]) {
             stopped_ns[i] = now_ns();
-        } else if (stopped_ns[i] != 0 && now_ns() - stopped_ns[i] > 3000000) {
+        } else if (stopped_ns[i] != 0 && now_ns() - stopped_ns[i] > for_ns) {
             stopped_ns[i] = 0;
             kill(pids[i], SIGCONT);
         }
     }
     sleep_us(200);
 }
+
+static void stopped_behind_hidden_work(struct place *place) { stop_two(place, hide_short_ones, 3000000); }
+
+static void stopped_behind_hidden_long_work(struct place *place) { stop_two(place, hide_long_ones, 13000000); }
 
 enum { AT_ONCE = 4 };
 

@@ -81,6 +81,22 @@ static void test_who_sees_late_that_its_work_ended_has_siblings_parts_by_the_tim
     CHECK(at.siblings_ns == 5 * MS && at.tenants_ns == MS);
 }
 
+/* What a process was seen late to have had is charged at once, but ran before: two that hid 10 ms, stood still for 13 and hid again took that off each other, and had 90 points of 50, charged 46. */
+static void test_what_is_seen_late_is_no_part_of_what_siblings_have_then(void)
+{
+    for (unsigned late = 0; late < 2; late++) {
+        start_two();
+        uint64_t seen = T + 20 * MS + (late ? 13 * MS : 100 * US);
+        struct vc_gate_others of_other = vc_gate_others(&other), own = vc_gate_others(&one), after;
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + 20 * MS, .estimate_ns = MS, .measurable = true, .operations = 1, .doubted = true};
+        vc_gate_seen(&one, seen, &interval);
+        after = vc_gate_others(&other);
+        CHECK(after.siblings_ns - of_other.siblings_ns == (late ? 0 : 19 * MS));
+        after = vc_gate_others(&one);
+        CHECK(after.siblings_ns == own.siblings_ns); /* its own clock of theirs stands */
+    }
+}
+
 static void test_nobody_waits_for_ever_for_a_stopped_process(void)
 {
     start_two();
@@ -320,6 +336,7 @@ int main(void)
     test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_when_it_runs_again();
     test_what_siblings_are_charged_for_a_stopped_process_is_not_theirs();
     test_who_sees_late_that_its_work_ended_has_siblings_parts_by_the_time();
+    test_what_is_seen_late_is_no_part_of_what_siblings_have_then();
     test_nobody_waits_for_ever_for_a_stopped_process();
     test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_last_alive();
     test_others_part_of_abandoned_work_is_not_the_containers();

@@ -86,6 +86,7 @@ def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
         "long_behind_a_short_one_by_children",
         "long_behind_a_short_one_beside_captures",
         "stopped_behind_hidden_work",
+        "stopped_behind_hidden_long_work",
     ],
 )
 def test_what_samples_find_at_first_is_found_again_and_again(tmp_path: Path, pattern: str) -> None:

@@ -119,7 +119,7 @@ uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns)
 void vc_gate_owe(struct vc_gate *gate, uint64_t ns, uint64_t dead_ns)
 {
     if (gate->paid)
-        vc_add_relaxed(&gate->paid->dead_gpu_ns, dead_ns);
+        vc_add_relaxed(&gate->paid->late_gpu_ns, dead_ns);
     vc_bucket_take(gate->usage, (int64_t)ns, VC_SAVED_NS);
     __atomic_add_fetch(&gate->usage->gpu_ns, ns, __ATOMIC_RELAXED);
 }

@@ -121,6 +121,7 @@ struct vc_gate {
     uint64_t queued_ns, queued_at_ns, queued_clock_ns, queued_read_ns;
     bool untold;           /* it can't be told: with all the others that may be so it has the share of one */
     uint64_t charged_ns;   /* … in all, and by siblings for it */
+    uint64_t late_ns;      /* … for what was seen long after it had run */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
     uint64_t saved_ns;     /* of the latest policy */
     bool watched;          /* there is a helper that looks after this gate */

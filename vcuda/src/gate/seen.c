@@ -104,8 +104,8 @@ void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
 struct vc_gate_others vc_gate_others(const struct vc_gate *gate)
 {
     uint64_t own = vc_load_relaxed(&gate->charged_ns) + vc_load_relaxed(&gate->slot->owed_ns); /* what siblings were charged for us is ours */
-    if (gate->paid) /* … and what the dead had, they had before */
-        own += vc_load_relaxed(&gate->paid->dead_gpu_ns);
+    if (gate->paid) /* … and what the dead had, or was seen late, they had before */
+        own += vc_load_relaxed(&gate->paid->late_gpu_ns) - vc_load_relaxed(&gate->late_ns);
     return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns), vc_load_relaxed(&gate->usage->gpu_ns) - own};
 }
 
@@ -275,6 +275,15 @@ static uint64_t not_siblings(struct vc_gate *gate, const struct vc_policy *polic
     return spared - believed;
 }
 
+/* That is charged now, but was had before: siblings' intervals of now hold nothing of it. */
+static void note_late(struct vc_gate *gate, uint64_t ns)
+{
+    if (!gate->paid)
+        return;
+    vc_store_relaxed(&gate->late_ns, gate->late_ns + ns);
+    vc_add_relaxed(&gate->paid->late_gpu_ns, ns);
+}
+
 static void add_surprise(uint64_t *sum, uint64_t charged_ns, unsigned surprise)
 {
     uint64_t is = vc_earlier(vc_load_relaxed(sum), MOST_SURPRISES);
@@ -357,7 +366,10 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
         if (policy.arbitrated) /* else nobody knows what others had */
             note_beyond(gate, &settlement);
         settlement.charged_ns += not_siblings(gate, &policy, interval, settlement.charged_ns);
-        vc_gate_charge_beyond(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns), interval->siblings_ns);
+        int64_t beyond_ns = (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns);
+        if (beyond_ns > 0 && vc_seen_late(now_ns, interval->to_ns))
+            note_late(gate, (uint64_t)beyond_ns);
+        vc_gate_charge_beyond(gate, beyond_ns, interval->siblings_ns);
         if (interval->unknown) { /* it counted nothing when it was launched */
             gate->launched_ns += settlement.charged_ns;
             launched += settlement.charged_ns;

@@ -88,7 +88,7 @@ VC__OFFSET(vc_slot, cards, 128);
 VC__SIZE(vc_name, 16);
 
 VC__SIZE(vc_paid, 256);
-VC__OFFSET(vc_paid, dead_gpu_ns, 240);
+VC__OFFSET(vc_paid, late_gpu_ns, 240);
 
 VC__OFFSET(vc_usage, slot_high_water, 64);
 VC__OFFSET(vc_usage, limits_impossible, 88);

@@ -109,6 +109,8 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     struct vc_gate_others now = vc_gate_others(tracker->gate);
     vc_interval_end(interval, &to->times);
     place(tracker, interval, from, to);
+    if (from && !from->noticed) /* what was known when it was recorded */
+        before.siblings_ns = vc_others_at(&before, from->times.recorded_ns, &now, now_ns, interval->from_ns).siblings_ns;
     to->others = vc_others_at(&before, interval->from_ns, &now, now_ns, interval->to_ns);
     interval->behind = from && from->behind;
     if (from && from->after)
