@@ -176,8 +176,28 @@ static void test_its_container_stands_still_until_that_is_paid(void)
     CHECK(tenants[0].closed_until_ns == 0 && tenants[0].in_credit);
 }
 
+/* Children that hid work, stopped and were killed soon had 82 points of 50: siblings that went on took half of it away, and said that the card was free when it suited them; so did who only forged such an answer. */
+static void test_who_hides_it_has_no_say(void)
+{
+    for (unsigned hidden = 0; hidden < 2; hidden++) {
+        begin();
+        stood.hidden = hidden;
+        vc_stood_tells(&stood, 3, T, T);
+        for (uint64_t now = T + 20 * MS; now <= T + 200 * MS; now += 20 * MS) {
+            vc_stood_tells(&stood, 4, T, now - 19 * MS);
+            look_until(now, now);
+        }
+        vc_stood_tells(&stood, 4, T, 0);
+        CHECK_NEAR(stood.charged_ns, hidden ? 200 * MS : 110 * MS, 20 * MS);
+        double before = stood.charged_ns;
+        vc_stood_asked(&stood, T + 200 * MS, false);
+        CHECK(hidden ? stood.charged_ns == before : stood.charged_ns < before - 20 * MS);
+    }
+}
+
 int main(void)
 {
+    test_who_hides_it_has_no_say();
     test_who_stands_still_is_charged_what_passes();
     test_who_runs_or_has_nothing_there_is_not();
     test_who_goes_on_tells_it_itself();

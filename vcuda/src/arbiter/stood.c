@@ -13,9 +13,26 @@ static double grown(uint64_t from, uint64_t to)
     return (int64_t)(to - from) > 0 ? (double)(to - from) : 0;
 }
 
+/* Who stands still for longest, and for longer than this one. */
+static struct vc_stood_slot *longer(struct vc_stood *stood, const struct vc_stood_slot *than)
+{
+    struct vc_stood_slot *found = NULL;
+    for (struct vc_stood_slot *slot = stood->slots; slot < stood->slots + VC_MAX_SLOTS; slot++)
+        if (slot != than && slot->until_ns != 0 && slot->until_ns < than->until_ns && (!found || slot->until_ns < found->until_ns))
+            found = slot;
+    return found;
+}
+
+/* Where the file hides it, what passed meanwhile was another's that stood still for all of it: others that go on now and then would take half of it away. */
 static void charge_back(struct vc_stood *stood, struct vc_stood_slot *slot)
 {
-    stood->charged_ns -= slot->charged_ns;
+    struct vc_stood_slot *heir = stood->hidden ? longer(stood, slot) : NULL;
+    if (heir) {
+        heir->charged_ns += slot->charged_ns;
+        heir->fresh_ns += slot->fresh_ns;
+    } else {
+        stood->charged_ns -= slot->charged_ns;
+    }
     slot->charged_ns = slot->fresh_ns = 0;
 }
 
@@ -60,7 +77,8 @@ static void make_known(struct vc_stood *stood, double part, bool busy)
 
 void vc_stood_asked(struct vc_stood *stood, uint64_t at_ns, bool busy)
 {
-    if (stood->until_ns == 0 || at_ns <= stood->fresh_from_ns)
+    /* Who hides it has its own say that the card was free, and chooses the moment. */
+    if (stood->until_ns == 0 || at_ns <= stood->fresh_from_ns || (stood->hidden && !busy))
         return;
     uint64_t fresh = stood->until_ns - stood->fresh_from_ns, known = at_ns - stood->fresh_from_ns;
     make_known(stood, known >= fresh ? 1 : (double)known / (double)fresh, busy);
