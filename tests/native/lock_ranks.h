@@ -33,6 +33,7 @@ static const struct {
     {"gate/seen.c", "&gate->mutex", 6},
     {"region/slot.c", "&region->slow_mutex", 7},
     {"region/shared.c", "&region->slow_mutex", 7},
+    {"region/charged.c", "&region->charged.mutex", 7},
     {"region/witness.c", "&mine->mutex", 8},
     {"region/file.c", "&own_writers", 8},
 };

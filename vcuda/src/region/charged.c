@@ -148,13 +148,13 @@ uint64_t vc_charged_opens(struct vc_region *region, uint32_t card)
 void vc_charged_close(struct vc_region *region, uint32_t card, uint64_t opens)
 {
     struct vc_charged *mine = &region->charged;
-    pthread_mutex_lock(&mine->mutex);
+    pthread_mutex_lock(&region->charged.mutex);
     if (mine->opens[card] == opens && mine->open_ns[card] != 0 && vc_descriptor_is_usage(&region->file, mine->descriptor)) {
         struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = time_of(own_slot(region), card, VC_CHARGED_UNTIL), .l_len = (off_t)MOST};
         if (fcntl(mine->descriptor, F_OFD_SETLK, &lock) == 0)
             mine->open_ns[card] = 0;
     }
-    pthread_mutex_unlock(&mine->mutex);
+    pthread_mutex_unlock(&region->charged.mutex);
 }
 
 uint64_t vc_charged_time(int descriptor, uint32_t slot, uint32_t card, enum vc_charged_time kind)
