@@ -53,7 +53,10 @@ class Application:
         return Answer(200, b"slow")
 
 
-def serve(work: Work, application: Any = None, *, open_to_strangers: bool = False) -> None:
+def serve(
+    work: Work, application: Any = None, *, open_to_strangers: bool = False, receive_bytes: int | None = None
+) -> None:
+    """`receive_bytes`: of the client's socket, whose room otherwise grows to what its reader keeps up with, 32 MiB maybe."""
     application = application or Application()
 
     async def whole() -> None:
@@ -66,7 +69,12 @@ def serve(work: Work, application: Any = None, *, open_to_strangers: bool = Fals
         task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
         while not server.started:
             await asyncio.sleep(0.01)
-        reader, writer = await asyncio.open_connection(*address)
+        client = socket.socket()
+        if receive_bytes:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, address)
+        reader, writer = await asyncio.open_connection(sock=client)
         async with asyncio.timeout(10):
             await work(reader, writer, server)
             writer.close()
@@ -206,7 +214,7 @@ def test_who_does_not_read_gets_no_further_answers_until_he_does(monkeypatch: py
         while server.connections:
             await asyncio.sleep(0.05)
 
-    serve(work)
+    serve(work, receive_bytes=65536)
 
 
 @pytest.mark.parametrize("head", [b"transfer-encoding: chunked\r\n\r\n3e7\r\n", b"content-length: 999\r\n\r\n"])
