@@ -152,6 +152,24 @@ def test_host_functions_run_in_stream_order_and_hold_the_stream(machine: sim.Mac
     ) == [[], [1, 2], True]
 
 
+def test_who_waits_behind_a_host_function_leaves_the_processor(machine: sim.Machine) -> None:
+    """What the card has to do behind it is some microseconds, which a waiter spun for again and again, for as long as the function lasted."""
+    assert sim_cuda.run(
+        machine,
+        """
+        context(); stream = ok(cu.cuStreamCreate(1)); function = kernel("spin_5us")
+        Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        @Callback
+        def call(data):
+            time.sleep(.5)
+        ok(cu.cuLaunchHostFunc(stream, cu.CUhostFn(_ptr=ctypes.addressof(call)), 0)); launch(function, stream)
+        before = time.thread_time()
+        ok(cu.cuStreamSynchronize(stream))
+        answer(time.thread_time() - before < .2)
+        """,
+    )
+
+
 def test_two_processes_get_slices_in_turn(machine: sim.Machine) -> None:
     code = """
         context(); function = kernel("spin_1ms"); stream = ok(cu.cuStreamCreate(1))

@@ -71,6 +71,13 @@ static uint64_t least_left(const sim_card *card, const sim_ticket *ticket)
     return left;
 }
 
+/* A host function lasts for nobody knows how long: what the card has to do behind it says nothing of that, and who spun meanwhile would take a processor from it. */
+static int behind_host(const sim_card *card, const sim_ticket *ticket)
+{
+    const sim_stream *stream = &card->streams[ticket->stream];
+    return stream->ring[stream->done % SIM_RING].kind == SIM_OP_HOST;
+}
+
 static void sleep_until(uint64_t target, uint64_t now)
 {
     if (target > now + SPIN_NS) {
@@ -100,8 +107,9 @@ int sim_wait(sim_state *state, int index, const sim_ticket *ticket)
             return 0;
         }
         uint64_t left = least_left(card, ticket);
+        const int hosted = behind_host(card, ticket);
         sim_card_unlock(state, index);
-        if (left == 0)
+        if (left == 0 || hosted)
             left = fruitless++ < 4 ? SPIN_NS / 4 : fruitless < 16 ? POLL_NS : 10 * POLL_NS;
         sleep_until(now + (left < LONGEST_NS ? left : LONGEST_NS), now);
     }
