@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcuda._native import ffi
+from vcuda._native import ffi, lib
 
 CARD = "struct vc_card_usage"
 # Read by the child: where the words are, and what goes into them every `period` seconds. Values are taken modulo 2^64.
@@ -36,6 +36,18 @@ def _at(field: str, card: int = 0) -> int:
     return cards + card * int(ffi.sizeof(CARD)) + int(ffi.offsetof(CARD, field))
 
 
+def _slots() -> dict[str, int]:
+    """Where slots' words for the first card are: the first slot's, the next one's distance, and what is in it."""
+    of_card = int(ffi.offsetof("struct vc_slot", "cards"))
+    return {
+        "slots": int(ffi.offsetof("struct vc_usage", "slots")),
+        "slot_bytes": int(ffi.sizeof("struct vc_slot")),
+        "finish": of_card + int(ffi.offsetof("struct vc_slot_card", "predicted_finish_ns")),
+        "others": of_card + int(ffi.offsetof("struct vc_slot_card", "others_then_ns")),
+        "usage_bytes": int(lib.VC_USAGE_FILE_BYTES),
+    }
+
+
 @dataclass(frozen=True)
 class Tampering:
     """What is written (Python statements on `get`, `put`, `ring`; {field} is a word's place), and how often."""
@@ -48,7 +60,7 @@ class Tampering:
     @contextmanager
     def run(self, usage: Path) -> Iterator[None]:
         fields = {name: _at(name) for name, _ in ffi.typeof(CARD).fields}
-        script = self.script.format(**fields)
+        script = self.script.format(**fields, **_slots())
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(usage), str(self.period_s), script])
         try:
             yield
@@ -66,6 +78,19 @@ ALL_OF_IT = (
 NOTHING_LEFT = (
     "put({open_slots}, 0); put({open_slots} + 8, 0); put({predicted_finish_ns}, 0); put({left_ns}, 0); "
     "put({gpu_ns}, 0); put({credit_ns}, 10_000_000); put({credit_updated_ns}, now)"
+)
+
+# The same but for the bits: each that has work on the card has paid for all that it may have.
+PAID_FOR = (
+    "[(put({slots} + i * {slot_bytes} + {finish}, now + 1_000_000_000), put({slots} + i * {slot_bytes} + {others}, -1)) "
+    "for i in range(100)]"
+)
+# Slots that nobody has say that they have work, and nobody else does.
+DUMMIES = (
+    "import fcntl; lock = lambda at: fcntl.fcntl(file, 37, struct.pack('hhqqi', fcntl.F_WRLCK, 0, at, 1, 0)); "
+    "[lock({usage_bytes} + i) for i in range(100, 120)]; "
+    "put({open_slots}, 0); put({open_slots} + 8, (1 << 20) - 1 << 36); "
+    "put({credit_ns}, 10_000_000); put({credit_updated_ns}, now)"
 )
 
 TAMPERINGS = (
@@ -88,5 +113,8 @@ TAMPERINGS = (
     Tampering("all of it, 2 processes", ALL_OF_IT, pattern="processes_2"),
     Tampering("all of it, 8 processes", ALL_OF_IT, pattern="processes_8"),
     Tampering("nothing left by stopped ones", NOTHING_LEFT, pattern="stopped_for_good"),
+    Tampering("all paid for by the killed", PAID_FOR, pattern="killed_soon"),
+    Tampering("nothing left by the killed", "put({left_ns}, 0)", 0.0002, pattern="killed_soon"),
+    Tampering("dummies that have work", DUMMIES, 0.0002, pattern="killed_soon"),
     Tampering("a file that shrinks", "os.truncate(path, 4096 if int(now / 1e8) % 2 else 393216)", 0.01),
 )

@@ -123,6 +123,7 @@ static const struct pattern patterns[] = {
     PATTERN(stopped_behind_hidden_long_work, 1, 1, 1),
     PATTERN(killed_after_launch, 1, 1, 1),
     PATTERN(killed_within_permit, 1, 1, 1),
+    PATTERN(killed_soon, 1, 1, 1),
     PATTERN(ended_after_launch, 1, 1, 1),
     PATTERN(exec_after_launch, 1, 1, 1),
     PATTERN(ended_with_own, 1, 1, 1),

@@ -242,6 +242,25 @@ static void stopped_for_good(struct place *place)
     waitpid(*pid, NULL, WUNTRACED);
 }
 
+static void some_hidden_ones(struct place *place)
+{
+    handle shortest = launched_by_argument(place, "spin_10us"), longer = launched_by_argument(place, "spin_1000us");
+    for (unsigned i = 0; i < 12; i++) {
+        launch_by_argument(place, shortest);
+        CALL(cuStreamSynchronize, place->streams[0]);
+    }
+    for (unsigned i = 0; i < 12; i++)
+        launch_by_argument(place, longer);
+    sleep_us(100000);
+}
+
+/* Before anybody takes it to stand still. */
+static void killed_soon(struct place *place)
+{
+    (void)place;
+    each_of(some_hidden_ones, 10000);
+}
+
 /* Within what the gate had handed out in advance, and before anybody asks whether the card is done. */
 static void killed_within_permit(struct place *place)
 {

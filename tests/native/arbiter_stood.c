@@ -155,6 +155,51 @@ static void test_what_the_card_says_counts(void)
     CHECK(stood.charged_ns > 1870 * MS); /* what passed for long before is not known to have been free */
 }
 
+/* Before it is taken to stand still: what it left is charged by nobody else whom its container could not keep from it. 46 points of 10 were had by two that were killed each 10 ms. */
+static void test_who_is_killed_soon_is_charged_what_passed_since_it_told(void)
+{
+    begin();
+    vc_stood_tells(&stood, 3, T, T);
+    vc_stood_tells(&stood, 4, T, T + 2 * MS);
+    vc_stood_ends(&stood, 3, T + 9 * MS, T + 10 * MS, told, others);
+    vc_stood_tells(&stood, 3, 0, 0);
+    CHECK_NEAR(stood.charged_ns, 8 * MS, MS / 10);
+    vc_stood_ends(&stood, 4, T + 12 * MS, T + 12 * MS, told + MS, others); /* had the card in turns with the one before */
+    vc_stood_tells(&stood, 4, T + 12 * MS, T + 12 * MS);
+    CHECK_NEAR(stood.charged_ns, 10 * MS, MS / 10);
+    CHECK(vc_stood_counts(&stood, T + 12 * MS) == stood.charged_ns);
+    vc_stood_ends(&stood, 4, T + 12 * MS, T + 13 * MS, told, others); /* as soon as it told */
+    vc_stood_ends(&stood, 7, T + 20 * MS, T + 20 * MS, told, others); /* had told nothing */
+    CHECK_NEAR(stood.charged_ns, 10 * MS, MS / 10);
+}
+
+/* Anybody can make up that the card was free: who was killed before it told what it had is charged that after all, and it helps for some seconds only. 96 points of 10 were had by that, and
+ * as a 30 beside a steady 70 77, which left it 19. */
+static void test_what_was_excused_is_charged_to_who_is_killed(void)
+{
+    for (unsigned killed = 0; killed < 2; killed++) {
+        begin();
+        vc_stood_tells(&stood, 3, T, T);
+        for (uint64_t now = T + 10 * MS; now <= T + 2000 * MS; now += 10 * MS) {
+            look_until(now, now);
+            vc_stood_asked(&stood, now, false);
+        }
+        CHECK(stood.charged_ns < 10 * MS);
+        vc_stood_tells(&stood, 3, killed ? 0 : T, killed ? 0 : T + 2000 * MS);
+        CHECK_NEAR(stood.charged_ns, killed ? 2000 * MS : 0, 30 * MS);
+        CHECK(stood.excused_ns == 0);
+    }
+    begin();
+    for (unsigned slot = 0; slot < 4; slot++)
+        vc_stood_tells(&stood, slot, T, T);
+    for (uint64_t now = T + 10 * MS; now <= T + 12000 * MS; now += 10 * MS) {
+        look_until(now, now);
+        vc_stood_asked(&stood, now, false);
+    }
+    CHECK_NEAR(stood.excused_ns, 5000 * MS, 30 * MS);
+    CHECK_NEAR(stood.charged_ns, 7000 * MS, 30 * MS);
+}
+
 /* Whatever its file says: no lease, and its neighbours may save up what they had less. */
 static void test_its_container_stands_still_until_that_is_paid(void)
 {
@@ -206,6 +251,8 @@ int main(void)
     test_what_passes_is_charged_once();
     test_what_siblings_told_and_others_had_is_taken_off();
     test_what_the_card_says_counts();
+    test_what_was_excused_is_charged_to_who_is_killed();
+    test_who_is_killed_soon_is_charged_what_passed_since_it_told();
     test_its_container_stands_still_until_that_is_paid();
     return check_failures != 0;
 }

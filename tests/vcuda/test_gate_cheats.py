@@ -118,6 +118,15 @@ def test_what_a_stopped_process_leaves_is_charged_whatever_its_container_writes(
     assert got < most
 
 
+@pytest.mark.parametrize("name", ["all paid for by the killed", "nothing left by the killed", "dummies that have work"])
+def test_what_the_killed_leave_is_charged_whatever_their_container_writes(table: Table, name: str) -> None:
+    """36 to 91 points of 10 were had, within the milliseconds before anybody is taken to stand still."""
+    tampering = next(each for each in TAMPERINGS if each.name == name)
+    most = CAP + TOLERANCE_POINTS
+    got, _ = table.alone(tampering.pattern, CAP, tampering, enough=most - 0.1)
+    assert got < most
+
+
 def test_processes_that_begin_together_are_not_charged_for_each_other(table: Table) -> None:
     """Six that began with a kernel of 20 ms each were charged 590 ms for 120, and had nothing for five seconds."""
     got, _ = table.alone("run_in_turn", CAP)

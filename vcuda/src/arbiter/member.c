@@ -149,16 +149,34 @@ static void listen_to_answers(struct vc_member *member, uint32_t card)
     }
 }
 
+static uint64_t others_ns(const struct vc_member *member, uint32_t card)
+{
+    return vc_load_relaxed(&member->limits->cards[card].others_gpu_ns);
+}
+
+/* When the process of a slot ended that told `until_ns` last, and whose successor tells since `since_ns`, if there is one. */
+static uint64_t ended_at(const struct vc_member *member, uint32_t slot, uint64_t until_ns, uint64_t since_ns)
+{
+    uint64_t ended = vc_load_relaxed(&member->limits->ended_ns[slot]);
+    ended = ended > until_ns ? ended : member->read_ns;
+    return since_ns > until_ns && since_ns < ended ? since_ns : ended;
+}
+
 static void listen_to_open(struct vc_member *member, uint32_t card, uint32_t slot)
 {
+    const struct vc_stood_slot *known = &member->stood[card].slots[slot];
     uint64_t until = vc_charged_time(member->usage_descriptor, slot, card, VC_CHARGED_UNTIL);
-    if (until != member->stood[card].slots[slot].until_ns)
-        vc_stood_tells(&member->stood[card], slot, vc_charged_time(member->usage_descriptor, slot, card, VC_CHARGED_SINCE), until);
+    if (until == known->until_ns)
+        return;
+    uint64_t since = vc_charged_time(member->usage_descriptor, slot, card, VC_CHARGED_SINCE);
+    if (since != known->since_ns)
+        vc_stood_ends(&member->stood[card], slot, ended_at(member, slot, known->until_ns, since), member->read_ns, member->told_ns[card], others_ns(member, card));
+    vc_stood_tells(&member->stood[card], slot, since, until);
 }
 
 static void look_at_standing(struct vc_member *member, uint32_t card, uint64_t now_ns)
 {
-    vc_stood_look(&member->stood[card], now_ns, member->told_ns[card], vc_load_relaxed(&member->limits->cards[card].others_gpu_ns));
+    vc_stood_look(&member->stood[card], now_ns, member->told_ns[card], others_ns(member, card));
 }
 
 /* Who has work on the card and says nothing stands still. */
@@ -167,22 +185,35 @@ static void look_for_standing(struct vc_member *member, uint32_t card, uint64_t 
     struct vc_stood *stood = &member->stood[card];
     for (uint32_t slot = 0; slot < member->told_slots[card]; slot++)
         listen_to_open(member, card, slot);
-    if (stood->standing != 0)
-        listen_to_answers(member, card);
     look_at_standing(member, card, now_ns);
+    if (stood->standing != 0) /* what passed is known by now: what it was excused is counted */
+        listen_to_answers(member, card);
+}
+
+/* Slot by slot: others, that have nothing there, may say that they have. */
+static bool is_hidden(const struct vc_member *member, uint32_t card)
+{
+    const struct vc_stood *stood = &member->stood[card];
+    for (uint32_t slot = 0; stood->open != 0 && slot < VC_MAX_SLOTS; slot++) {
+        bool said = member->living_slots[card][slot / 64] >> slot % 64 & 1;
+        if (stood->slots[slot].until_ns != 0 && !said)
+            return true;
+    }
+    return false;
 }
 
 /* Whether processes have work on the card of which the file says nothing; they may have told that it is over since. Such a one is looked at each time, as it may be killed soon. */
 static void look_for_hidden(struct vc_member *member, uint32_t card, uint64_t now_ns)
 {
     struct vc_stood *stood = &member->stood[card];
-    stood->hidden = stood->hidden && stood->open > member->open[card];
-    if (stood->open <= member->open[card])
+    bool may_hide = is_hidden(member, card);
+    stood->hidden = stood->hidden && may_hide;
+    if (!may_hide)
         return;
     for (uint32_t slot = 0; slot < VC_MAX_SLOTS; slot++)
         if (stood->slots[slot].until_ns != 0)
             listen_to_open(member, card, slot);
-    stood->hidden = stood->open > member->open[card];
+    stood->hidden = is_hidden(member, card);
     if (stood->hidden)
         look_at_standing(member, card, now_ns);
 }

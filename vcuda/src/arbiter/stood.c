@@ -33,17 +33,27 @@ static void charge_back(struct vc_stood *stood, struct vc_stood_slot *slot)
     } else {
         stood->charged_ns -= slot->charged_ns;
     }
-    slot->charged_ns = slot->fresh_ns = 0;
+    stood->excused_ns -= slot->excused_ns;
+    slot->charged_ns = slot->fresh_ns = slot->excused_ns = 0;
+}
+
+/* What it was charged it had, as far as anybody knows, and what it was excused, too. */
+static void end(struct vc_stood *stood, struct vc_stood_slot *slot)
+{
+    stood->charged_ns += slot->excused_ns;
+    stood->excused_ns -= slot->excused_ns;
+    *slot = (struct vc_stood_slot){0};
 }
 
 void vc_stood_tells(struct vc_stood *stood, uint32_t index, uint64_t since_ns, uint64_t until_ns)
 {
     struct vc_stood_slot *slot = &stood->slots[index];
     stood->open += (unsigned)(until_ns != 0) - (unsigned)(slot->until_ns != 0);
-    if (since_ns != slot->since_ns) /* what the one before was charged it had, as far as anybody knows */
-        *slot = (struct vc_stood_slot){.since_ns = since_ns};
+    if (since_ns != slot->since_ns) /* another process */
+        end(stood, slot);
     else if (until_ns != slot->until_ns) /* it goes on, and tells what it had */
         charge_back(stood, slot);
+    slot->since_ns = since_ns;
     slot->until_ns = until_ns;
 }
 
@@ -71,20 +81,20 @@ static void make_known(struct vc_stood *stood, double part, bool busy)
         if (!busy) {
             slot->charged_ns -= known;
             stood->charged_ns -= known;
+            slot->excused_ns += known;
+            stood->excused_ns += known;
         }
     }
 }
 
 void vc_stood_asked(struct vc_stood *stood, uint64_t at_ns, bool busy)
 {
-    /* Who hides it has its own say that the card was free, and chooses the moment. */
-    if (stood->until_ns == 0 || at_ns <= stood->fresh_from_ns || (stood->hidden && !busy))
+    bool believed = busy || (!stood->hidden && stood->excused_ns < (double)VC_STOOD_MOST_NS);
+    if (stood->until_ns == 0 || at_ns <= stood->fresh_from_ns || !believed)
         return;
     uint64_t fresh = stood->until_ns - stood->fresh_from_ns, known = at_ns - stood->fresh_from_ns;
     make_known(stood, known >= fresh ? 1 : (double)known / (double)fresh, busy);
-    stood->fresh_from_ns = at_ns;
-    if (at_ns > stood->until_ns && !busy)
-        stood->until_ns = at_ns;
+    stood->fresh_from_ns = vc_earlier(at_ns, stood->until_ns);
 }
 
 /* What was known at the latest look before then, or at the first that is remembered: what was told or others had in between is taken off, too. */
@@ -106,21 +116,38 @@ static void charge(struct vc_stood *stood, uint64_t now_ns, double ns)
     stood->charged_ns += ns;
 }
 
-/* Charge what passed since `from_ns`, when the clocks were `then`. */
+/* What passed since `from_ns`, when the clocks were `then`, less what was told and others had. */
+static double passed_ns(uint64_t from_ns, const struct vc_stood_clocks *then, const struct vc_stood_clocks *now)
+{
+    double passed = (double)(now->at_ns - from_ns) - grown(then->told_ns, now->told_ns);
+    passed = passed < 0 ? 0 : passed;
+    double others = grown(then->others_ns, now->others_ns), most = passed * OTHERS_PART;
+    return passed - (others < most ? others : most);
+}
+
 static void pass(struct vc_stood *stood, uint64_t from_ns, const struct vc_stood_clocks *then, const struct vc_stood_clocks *now)
 {
     if (now->at_ns <= from_ns || then->at_ns == 0)
         return;
-    double passed = (double)(now->at_ns - from_ns) - grown(then->told_ns, now->told_ns);
-    passed = passed < 0 ? 0 : passed;
-    double others = grown(then->others_ns, now->others_ns), most = passed * OTHERS_PART;
-    charge(stood, now->at_ns, passed - (others < most ? others : most));
+    charge(stood, now->at_ns, passed_ns(from_ns, then, now));
     stood->until_ns = now->at_ns;
     stood->then = *now;
     if (now->at_ns > stood->fresh_from_ns + VC_STOOD_UNASKED_NS) {
         make_known(stood, 1, true);
         stood->fresh_from_ns = now->at_ns;
     }
+}
+
+/* It tells whole milliseconds, and is charged from the next one on: half of one for nothing, 300 times a second, would cost honest ones more than that gives others. */
+void vc_stood_ends(struct vc_stood *stood, uint32_t index, uint64_t ended_ns, uint64_t now_ns, uint64_t told_ns, uint64_t others_ns)
+{
+    struct vc_stood_clocks now = {ended_ns < now_ns ? ended_ns : now_ns, told_ns, others_ns};
+    uint64_t until = stood->slots[index].until_ns + VC_STOOD_TOLD_NS, from = vc_later(until, stood->then.at_ns);
+    const struct vc_stood_clocks *then = from == until ? &stood->looks[look_before(stood, from)] : &stood->then;
+    if (stood->slots[index].until_ns == 0 || now.at_ns <= from)
+        return;
+    stood->charged_ns += passed_ns(from, then, &now);
+    stood->then = now;
 }
 
 static void remember(struct vc_stood *stood, const struct vc_stood_clocks *now)
@@ -159,7 +186,7 @@ double vc_stood_counts(const struct vc_stood *stood, uint64_t now_ns)
 {
     double ns = stood->charged_ns;
     for (const struct vc_stood_slot *slot = stood->slots; stood->open != 0 && !stood->hidden && slot < stood->slots + VC_MAX_SLOTS; slot++)
-        if (now_ns < slot->until_ns + VC_STOOD_UNASKED_NS)
+        if (now_ns < slot->until_ns + VC_STOOD_COUNTS_NS)
             ns -= slot->charged_ns;
     return ns;
 }

@@ -14,7 +14,9 @@
 
 enum {
     VC_STANDS_AFTER_NS = 12000000,    /* a helper that runs tells sooner */
-    VC_STOOD_UNASKED_NS = 100000000,  /* so long what passed may turn out to have been free */
+    VC_STOOD_COUNTS_NS = 100000000,   /* who stands still for less may go on, or be asked for */
+    VC_STOOD_UNASKED_NS = 1000000000, /* so long what passed may turn out to have been free: beside other tenants the card can be asked now and then only */
+    VC_STOOD_TOLD_NS = 1000000,       /* the unit of what is told */
     VC_STOOD_LOOKS = 6, VC_STOOD_LOOK_NS = 5000000, /* what was known at looks so far apart is remembered */
 };
 /* Nobody sees a stopped process's work end: so much it is charged, or its container would wait for ever. */
@@ -28,6 +30,7 @@ struct vc_stood_slot {
     uint64_t until_ns; /* what it had of the card is told until then; 0: it has nothing there */
     double charged_ns; /* for what passed since … */
     double fresh_ns;   /* … of which nobody said whether the card was free */
+    double excused_ns; /* not charged, as siblings said that it was */
 };
 
 /* Of one container on one card. */
@@ -38,15 +41,21 @@ struct vc_stood {
     uint64_t until_ns;      /* what passed until then is charged, while one stands; 0: none does */
     uint64_t fresh_from_ns; /* … and from then on nobody said whether the card was free */
     double charged_ns;      /* in all, less what was charged back */
+    double excused_ns;      /* of all that stand still */
     struct vc_stood_clocks {
         uint64_t at_ns, told_ns, others_ns;
     } then, looks[VC_STOOD_LOOKS]; /* at `until_ns`; at the latest looks, the last one first */
 };
 
+/* That process was killed or ended at `ended_ns`, as far as anybody knows, with work on the card: what passed since it last told what it had it had, too. Other arguments as below; called
+ * before vc_stood_tells says so. */
+void vc_stood_ends(struct vc_stood *stood, uint32_t slot, uint64_t ended_ns, uint64_t now_ns, uint64_t told_ns, uint64_t others_ns);
+
 /* What the process of a slot tells now. `since_ns` of another process than before: that one has ended. */
 void vc_stood_tells(struct vc_stood *stood, uint32_t slot, uint64_t since_ns, uint64_t until_ns);
 
-/* A sibling asked the card at `at_ns`; answers in the order of their times. */
+/* A sibling asked the card at `at_ns`; answers in the order of their times. Anybody in the container can make up an answer: that it was free is believed for VC_STOOD_MOST_NS in all, and
+ * until the stopped process is killed, which then is charged after all. Who goes on has told what it had. */
 void vc_stood_asked(struct vc_stood *stood, uint64_t at_ns, bool busy);
 
 /* Charge what passed until now. `told_ns`: what all processes of the container told that they had; `others_ns`: the clock of other tenants' parts. */

@@ -101,7 +101,7 @@ void vc_abandoned_excuse(const struct vc_limits *limits, struct vc_usage *usage,
 {
     struct vc_slot_card *own = &usage->slots[slot].cards[card];
     uint64_t finish = vc_load_acquire(&own->predicted_finish_ns);
-    if (finish >= free_ns ||
+    if (finish >= free_ns || vc_load_relaxed(&own->others_then_ns) == VC_ALL_DONE ||
         !__atomic_compare_exchange_n(&own->predicted_finish_ns, &finish, free_ns, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         return; /* or its process goes on */
     vc_store_relaxed(&usage->slots[slot].unpaid_ns[card], 0);

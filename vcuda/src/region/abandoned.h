@@ -40,12 +40,6 @@ uint64_t vc_abandoned_cover(struct vc_paid *paid, uint64_t from_ns, uint64_t unt
 /* Until when a stopped process is to be charged now, if until `known_ns` it is known that it has to be. */
 uint64_t vc_abandoned_known_until(const struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t known_ns, uint64_t now_ns);
 
-/* Whether its process may have something on the card still. */
-static inline bool vc_abandoned_may_last(const struct vc_usage *usage, uint32_t card, uint32_t slot)
-{
-    return __atomic_load_n(&usage->slots[slot].cards[card].others_then_ns, __ATOMIC_RELAXED) != VC_ALL_DONE;
-}
-
 /* The card was free at `free_ns`: what slot `slot` has not paid for until then it did not have. */
 void vc_abandoned_excuse(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t free_ns);
 

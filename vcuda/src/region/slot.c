@@ -262,7 +262,7 @@ uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t no
         bool gone = is_gone(region, index);
         uint64_t until = gone ? now_ns : vc_abandoned_known_until(region->usage, card, index, known_ns, now_ns);
         *(gone ? &dead : &stopped) += vc_abandoned_take(region->limits, region->usage, card, index, until, gone);
-        *standing |= !gone && vc_abandoned_may_last(region->usage, card, index);
+        *standing |= !gone; /* also where it waited for all of it: the arbiter goes by its lock, which its helper had not let go of */
     }
     *dead_ns = dead;
     return stopped + dead;
@@ -272,7 +272,7 @@ bool vc_slots_excuse(struct vc_region *region, uint32_t card, uint64_t free_ns)
 {
     bool stopped = false;
     for (uint32_t index = 0; region->state == VC_REGION_ENFORCED && next_abandoned(region, card, free_ns, &index); index++)
-        if (vc_abandoned_may_last(region->usage, card, index) && !is_gone(region, index)) {
+        if (!is_gone(region, index)) {
             vc_abandoned_excuse(region->limits, region->usage, card, index, free_ns);
             stopped = true;
         }

@@ -16,6 +16,8 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static const uint64_t YOUNG_NS = 250000000, SUSPECTED_NS = 2000000000;
 /* The arbiter saw one that the file says nothing of so lately that the card is asked. */
 static const uint64_t UNSAID_NS = 30000000;
+/* Who may not tell that it has work tries again. */
+static const long LOCKED_OUT_NS = 1000000;
 static struct vc_slot_card nobodys_slot; /* for a process that found no free slot */
 
 static void bind_gate(struct vc_gate *gate, const struct vc_card *card, struct vc_slot *slot)
@@ -91,14 +93,17 @@ static void note_told(struct vc_gate *gate, bool told)
     vc_store_relaxed(&gate->untold, !told);
     if (VC_UNLIKELY(!told))
         vc_log_once(VC_NOTICE_LOCKED_OUT, "another process has locked what this one tells of its GPU time: until it lets go of that, this one gets 1/%d of "
-                                          "the limit", VC_MAX_SLOTS);
+                                          "the limit at most", VC_MAX_SLOTS);
 }
 
+/* What it would launch nobody could charge, were it killed or stopped soon. */
 void vc_gates_opened(struct vc_gate *gate, uint64_t now_ns)
 {
     const struct vc_card *card = vc_gates_card(gate);
-    if (gate->turns.slots && VC_UNLIKELY(!vc_charged_open(card->region, card->index, now_ns)))
+    for (; gate->turns.slots && VC_UNLIKELY(!vc_charged_open(card->region, card->index, now_ns)); now_ns = vc_now_ns()) {
         note_told(gate, false);
+        nanosleep(&(struct timespec){.tv_nsec = LOCKED_OUT_NS}, NULL);
+    }
 }
 
 /* Where no other process of the container can change it: what it was charged, and whether it has work on the card. Returns when to look again. */
