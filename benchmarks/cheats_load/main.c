@@ -71,6 +71,7 @@ static const struct pattern patterns[] = {
     PATTERN(long_among_short_ones_on_own, 1, 1, 0),
     {"threads_48", threads_round, 48, 1, 0},
     PATTERN(polled_by_threads, 8, 1, 0),
+    PATTERN(events_in_idle_contexts, 9, 1, 0),
     {"processes_2", steady, 1, 2, 0},
     {"processes_8", steady, 1, 8, 0},
     {"processes_8_short_rounds", short_rounds, 1, 8, 0},

@@ -128,6 +128,25 @@ static void polled_by_threads(struct place *place)
     sleep_us(1000 + place->round * 791 % 2000);
 }
 
+/* One works; the others' contexts have nothing on the card, but it turns to each of them for the record of an event. */
+static void events_in_idle_contexts(struct place *place)
+{
+    static _Atomic(unsigned) threads;
+    static __thread unsigned number;
+    static __thread handle event;
+    if (!number && (number = ++threads) > 1) {
+        open_context(place);
+        CALL(cuStreamCreate, &place->streams[0], 1);
+        CALL(cuEventCreate, &event, 2);
+    }
+    if (number == 1) {
+        steady(place);
+        return;
+    }
+    CALL(cuEventRecord, event, place->streams[0]);
+    CALL(cuEventSynchronize, event);
+}
+
 static void priorities(struct place *place)
 {
     handle stream;

@@ -96,6 +96,47 @@ static void test_a_new_holder_counts_from_its_predecessors_end(void)
     CHECK(usage.predicted_finish_ns == T + 2 * MS);
 }
 
+/* What takes no time of the card, as the record of an event, has it turn to its context all the same: in others' leases that is theirs. */
+static void test_what_has_the_card_turn_to_it_comes_within_a_lease(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    CHECK(vc_gate_comes(&gate, T)); /* no arbiter */
+    lease(T, 0, 0);
+    CHECK(!vc_gate_comes(&gate, T));
+    CHECK(vc_gate_comes(&gate, T + 60 * MS)); /* the arbiter is dead */
+    lease(T, UINT64_MAX, 0);
+    CHECK(vc_gate_comes(&gate, T));
+    lease(T, T + 4 * MS, T);
+    CHECK(vc_gate_comes(&gate, T + 3800 * US));
+    CHECK(!vc_gate_comes(&gate, T + 3950 * US)); /* the card would turn to it behind the lease */
+    usage.predicted_finish_ns = T + 3 * MS;
+    CHECK(vc_gate_comes(&gate, T + 1 * MS));
+    usage.predicted_finish_ns = T + 20 * MS; /* a slice of other work of the container comes first */
+    CHECK(vc_gate_comes(&gate, T + 1 * MS));
+    CHECK(!vc_gate_comes(&gate, T + 2 * MS));
+    lease(T, T + 4 * MS, T);
+    limits.cards[0].lease_sequence |= VC_LEASE_TOGETHER;
+    CHECK(vc_gate_comes(&gate, T + 5 * MS));
+}
+
+static void test_such_turns_of_the_card_are_known_to_last(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 4 * MS, T);
+    for (unsigned i = 0; i < 100; i++)
+        vc_gate_came(&gate, T, true);
+    CHECK_NEAR(usage.predicted_finish_ns, T + 800 * US, 100 * US); /* as many may be waited for at once */
+    CHECK(usage.gpu_ns == 0);
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 4 * MS, T);
+    vc_gate_came(&gate, T, false);
+    vc_gate_came(&gate, T, false); /* around work */
+    CHECK(usage.predicted_finish_ns == 0);
+    for (unsigned i = 0; i < 100; i++)
+        vc_gate_came(&gate, T, false);
+    CHECK(usage.predicted_finish_ns > T);
+}
+
 int main(void)
 {
     test_only_the_holder_of_the_lease_passes();
@@ -104,5 +145,7 @@ int main(void)
     test_what_is_longer_than_a_lease_begins_when_the_one_before_it_has_ended();
     test_a_request_from_idle_never_sleeps_while_nobody_waits();
     test_a_new_holder_counts_from_its_predecessors_end();
+    test_what_has_the_card_turn_to_it_comes_within_a_lease();
+    test_such_turns_of_the_card_are_known_to_last();
     return check_failures != 0;
 }

@@ -207,6 +207,15 @@ def test_what_runs_on_into_a_neighbours_lease_is_charged_for_its_own_time(table:
     assert got < 1.25 * charged
 
 
+def test_events_in_idle_contexts_leave_the_neighbour_its_leases(table: Table) -> None:
+    """For each record the card turned to its context, in the middle of a neighbour's lease: it had 47 points of 70."""
+    for _ in range(3):  # a busy machine gives it less
+        _, neighbour, _ = table.beside("events_in_idle_contexts")
+        if neighbour > 60:
+            break
+    assert neighbour > 60
+
+
 def test_what_a_copy_was_before_is_charged_for_its_own_slice(table: Table) -> None:
     """Half of what it had was taken for the neighbour's, which had its slice before: 28 points of the card were had for 16, and the neighbour had 66.6."""
     runs = [table.beside("short_and_long_between_copies") for _ in range(3)]

@@ -67,6 +67,7 @@ enum vc_gate_reason {
     VC_GATE_LEASE,       /* another tenant's turn: wait for a grant */
     VC_GATE_TURN,        /* our lease, but a sibling process's turn in it: wait for the deadline */
     VC_GATE_OUTSTANDING, /* enough work is under way: wait for the deadline or for an event */
+    VC_GATE_COMES,       /* what takes no time of the card waits for the lease only (vc_gate_comes) */
 };
 
 struct vc_gate_answer {
@@ -144,6 +145,8 @@ struct vc_gate {
     const void *latest_lane;  /* whoever passed last … */
     const void *burst_lane;    /* … and whose all is that was launched since the card had nothing of this process; NULL: several lanes' */
     uint64_t beside_until_ns; /* … and until when streams are believed to run beside each other, because another did while that one's was on the card */
+    uint64_t came_then_ns; /* `launched_ns` when such came last that takes no time of the card … */
+    uint32_t came;         /* … and how many since anything was launched */
     uint32_t visits;       /* bursts in a row that came after a pause, and for which the application waited once (vc_gate_leave) … */
     uint64_t visited_ns;   /* … as for the latest one then; 0: it has asked since */
     uint32_t waiting_threads;
@@ -160,6 +163,11 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns);
 
 /* May an operation of `cost_ns` (0: unknown), perhaps of `risk_ns` (0: certainly not), start? If so it is charged at once and counted as launched. */
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer);
+
+/* Whether what takes no time of the card, but has to come to it, as the record of an event, may do so now: not while others have it. On GO nothing is charged or counted as launched. */
+bool vc_gate_comes(const struct vc_gate *gate, uint64_t now_ns);
+/* It comes now, and not behind work of its context's: the card will have turned to it so much later. `several`: contexts, so that each is another's turn. */
+void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several);
 
 /* What the gate let go is handed to the driver now, after what had to be done before: until then a process that had nothing on the card has nothing there, and owes nothing, should it end. */
 void vc_gate_hands_over(struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_answer *answer);

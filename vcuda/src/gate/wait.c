@@ -43,13 +43,14 @@ uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const st
         sleep = VC_RECHECK_NS;
     /* A stamp, not a count: a killed process stops being a waiter by itself. */
     vc_add_relaxed(&gate->waiting_threads, 1);
-    if (answer->reason != VC_GATE_TURN) /* a sibling may be waiting for credit */
+    bool comes = answer->reason == VC_GATE_COMES;
+    if (answer->reason != VC_GATE_TURN && !comes) /* a sibling, or another thread, may be waiting for credit */
         vc_store_release(&gate->usage->refill_ns, answer->refill_ns);
     vc_store_release(&gate->slot->waiting_until_ns, from + 2 * VC_RECHECK_NS);
     vc_store_release(&gate->usage->waiting_until_ns, from + 2 * VC_RECHECK_NS);
     if (answer->call_next) /* whoever looked for it waits for the same word, as everybody in the container */
         syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    if (vc_add(&gate->at_gate, 1) <= VC_AT_GATE) {
+    if (vc_add(&gate->at_gate, 1) <= (comes ? VC_AT_GATE / 2 : VC_AT_GATE)) { /* who launches comes first */
         sleep_at_gate(gate, words, answer, sleep);
         vc_sub(&gate->at_gate, 1);
     } else {

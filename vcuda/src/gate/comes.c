@@ -1,0 +1,35 @@
+/* What takes no time of the card, but has it turn to its context, as the record of an event: when it may come, and how long that is known to last. */
+#include "base/atomic.h"
+#include "base/clock.h"
+#include "gate/charge.h"
+#include "gate/gate.h"
+
+/* The card turns to another context so long after the one that has it is done, or has had a slice. */
+static const uint64_t SWITCH_NS = 100000;
+
+bool vc_gate_comes(const struct vc_gate *gate, uint64_t now_ns)
+{
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    if (!policy.leased || policy.together)
+        return true;
+    if (!policy.holder || now_ns >= policy.lease_end_ns)
+        return false;
+    uint64_t own = vc_load_relaxed(&gate->usage->predicted_finish_ns);
+    return vc_earlier(vc_later(own, now_ns), now_ns + VC_LONG_OPERATION_NS) + SWITCH_NS < policy.lease_end_ns;
+}
+
+/* As many turns may be waited for at once, as far as anybody predicts; and so many in a row come to mark work, as before and behind it. */
+enum { TURNS_AHEAD = 8, CAME_AROUND_WORK = 4 };
+
+void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->came = gate->launched_ns == gate->came_then_ns ? gate->came + (gate->came <= CAME_AROUND_WORK) : 1;
+    gate->came_then_ns = gate->launched_ns;
+    uint64_t finish = vc_later(vc_later(gate->finish_ns, vc_load_relaxed(&gate->usage->predicted_finish_ns)), now_ns);
+    if ((several || gate->came > CAME_AROUND_WORK) && finish < now_ns + TURNS_AHEAD * SWITCH_NS) {
+        gate->finish_ns = finish + SWITCH_NS;
+        vc_gate_publish(gate);
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
