@@ -17,6 +17,14 @@ void vc_gate_pay_owed(struct vc_gate *gate, struct vc_interval *interval);
 /* Nobody looks: what is outstanding beyond its predicted finish has the card, as far as anybody knows. What its marks say settles that. */
 void vc_gate_charge_unwatched(struct vc_gate *gate, uint64_t now_ns);
 
+/* What is predicted now: see `packed_ns` and `later_ns`. */
+static inline void vc_gate_predict(struct vc_gate *gate, uint64_t packed_ns, uint64_t later_ns)
+{
+    gate->packed_ns = packed_ns;
+    gate->later_ns = later_ns;
+    gate->finish_ns = vc_later(packed_ns, later_ns);
+}
+
 /* The container's predicted finish is the latest of its processes': lowered only by the process that set it. */
 void vc_gate_publish(struct vc_gate *gate);
 /* This process has work on the card, which siblings charge should it end. What is told first (publish) is until when it is paid for. Returns whether it rested before. */

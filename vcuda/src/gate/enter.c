@@ -20,6 +20,13 @@ static bool stalled(const struct vc_gate *gate, uint64_t now_ns)
     return now_ns >= gate->progress_ns + VC_STALL_NS * (uint64_t)(1 + gate->unseen);
 }
 
+/* All that is outstanding waits for something that is not the card, as the helper saw just now: with several such streams there is always something outstanding. */
+static bool all_waits(const struct vc_gate *gate, uint64_t now_ns)
+{
+    bool lately = now_ns < gate->looked_ns + VC_LOOKS_NS, on_card = now_ns < vc_load_relaxed(&gate->on_card_ns) + VC_LOOKS_NS;
+    return gate->unknown == 0 && gate->packed_ns <= now_ns && lately && !on_card;
+}
+
 /* After the bucket ran dry, resume with a whole chunk instead of one operation at a time: under leases with what others leave time for, else with what flows in within so long, or so many
  * operations. All of them may suddenly take a thousand times as long. */
 static const uint64_t CHUNK_FLOWS_IN_NS = 1000000, CHUNK_LEAST_NS = 150000, CHUNK_OPERATIONS = 4;
@@ -84,19 +91,25 @@ static bool begins_with(const struct vc_gate *gate, const struct vc_policy *poli
     return gate->finish_ns < policy->lease_end_ns && vc_load_relaxed(&gate->usage->last_active_ns) < policy->lease_start_ns;
 }
 
+/* When the card can begin with it: while what other streams launched waits for something else, it has nothing else to do. */
+static uint64_t starts_at(const struct vc_gate *gate, uint64_t ready_ns)
+{
+    return vc_later(gate->packed_ns, ready_ns);
+}
+
 /* The lease holder keeps the card fed, but never so full that it runs far into the next tenant's time. */
-static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
+static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t ready_ns, const struct vc_policy *policy,
                           bool nothing_outstanding, struct vc_gate_answer *answer)
 {
     if (!policy->holder) {
         refuse(answer, VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
         return true;
     }
-    uint64_t half = cost_ns / 2;
+    uint64_t half = cost_ns / 2, start = starts_at(gate, ready_ns);
     bool over = now_ns >= policy->lease_end_ns; /* the arbiter may wait until the card is idle */
     if (nothing_outstanding && !over)
         return false;
-    if (policy->lease_end_ns != UINT64_MAX && (over || gate->finish_ns + half > policy->lease_end_ns)) {
+    if (policy->lease_end_ns != UINT64_MAX && (over || start + half > policy->lease_end_ns)) {
         if (!over && begins_with(gate, policy)) { /* what is longer than a lease begins with it */
             refuse(answer, VC_GATE_OUTSTANDING, gate->unseen ? now_ns + VC_RECHECK_NS : gate->finish_ns);
             return true;
@@ -107,11 +120,11 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
         answer->refill_ns = turn ? 0 : VC_NOTHING_FITS;
         return true;
     }
-    uint64_t outstanding = gate->finish_ns > now_ns ? gate->finish_ns - now_ns : 0;
+    uint64_t outstanding = start > now_ns ? start - now_ns : 0;
     uint64_t ahead = ahead_of(gate, policy);
     if (outstanding + half > ahead && outstanding > VC_AHEAD_LOW_NS) {
         uint64_t keep = half < VC_AHEAD_NS / 2 ? VC_AHEAD_NS / 2 : half < VC_AHEAD_NS ? VC_AHEAD_NS - half : 0;
-        refuse(answer, VC_GATE_OUTSTANDING, gate->finish_ns - vc_later(keep, VC_AHEAD_LOW_NS));
+        refuse(answer, VC_GATE_OUTSTANDING, start - vc_later(keep, VC_AHEAD_LOW_NS));
         return true;
     }
     return false;
@@ -161,7 +174,7 @@ static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
     return true;
 }
 
-static uint64_t allowance(const struct vc_gate *gate, uint64_t now_ns, int64_t credit, const struct vc_policy *policy)
+static uint64_t allowance(const struct vc_gate *gate, uint64_t now_ns, uint64_t ready_ns, int64_t credit, const struct vc_policy *policy)
 {
     if (credit <= 0)
         return 0;
@@ -172,13 +185,14 @@ static uint64_t allowance(const struct vc_gate *gate, uint64_t now_ns, int64_t c
     uint64_t limit = now_ns + ahead_of(gate, policy);
     if (policy->lease_end_ns < limit)
         limit = policy->lease_end_ns;
-    return gate->finish_ns < limit ? vc_earlier(most, limit - gate->finish_ns) : 0;
+    uint64_t start = starts_at(gate, ready_ns);
+    return start < limit ? vc_earlier(most, limit - start) : 0;
 }
 
 /* Between the gate and the driver a launch takes no longer, unless its thread is held up. */
 static const uint64_t HELD_UP_NS = 50000;
 
-static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int64_t credit, bool nothing_outstanding,
+static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t ready_ns, int64_t credit, bool nothing_outstanding,
                    const struct vc_policy *policy, struct vc_gate_answer *answer)
 {
     uint64_t start = now_ns + VC_LAUNCH_GAP_NS;
@@ -191,7 +205,6 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     if (nothing_outstanding) {
         gate->begins++;
         gate->idle_ns = gate->launched_ns;
-        gate->gaps_ns = 0;
     }
     if (gate->unseen == 0)
         gate->looked_ns = now_ns;
@@ -200,11 +213,12 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     if (VC_UNLIKELY(vc_load_relaxed(&gate->usage->refill_ns) == VC_HAS_LEFT))
         vc_store_relaxed(&gate->usage->refill_ns, 0);
     answer->joins_until_ns = gate->finish_ns > now_ns ? gate->finish_ns : 0;
-    gate->finish_ns = vc_later(gate->finish_ns, start) + cost_ns;
+    uint64_t later = ready_ns != 0 ? vc_later(ready_ns, start) + cost_ns : 0;
+    vc_gate_predict(gate, vc_later(gate->packed_ns, start) + cost_ns, vc_later(gate->later_ns, later));
     vc_gate_charge(gate, (int64_t)cost_ns);
     credit -= (int64_t)cost_ns;
     bool alone = cost_ns == 0 && !policy->shared; /* nothing is to be launched beside what was never measured, so who is killed meanwhile loses no permit */
-    uint64_t more = alone || vc_load_relaxed(&gate->unwatched) ? 0 : allowance(gate, now_ns, credit, policy);
+    uint64_t more = alone || vc_load_relaxed(&gate->unwatched) ? 0 : allowance(gate, now_ns, later, credit, policy);
     answer->reason = VC_GATE_GO;
     answer->allowance_ns = more;
     answer->permit_until_ns = policy->lease_end_ns;
@@ -213,7 +227,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     answer->mark_ns = most_unseen(gate, now_ns, cost_ns, policy) <= VC_UNSEEN_LEAST_NS ? VC_MARK_NS / 2 : VC_MARK_NS; /* one is seen before the card has done the rest */
     answer->closing = credit <= 0 || (policy->leased && more == 0);
     vc_gate_charge(gate, (int64_t)more);
-    gate->finish_ns += more;
+    vc_gate_predict(gate, gate->packed_ns + more, gate->later_ns);
     gate->launched_ns += cost_ns + more;
     gate->unknown += cost_ns == 0;
     if (cost_ns == 0 && policy->leased) /* nobody else could know that it lasts, should this process stop */
@@ -232,13 +246,18 @@ void vc_gate_hands_over(struct vc_gate *gate, uint64_t now_ns, const struct vc_g
         return;
     pthread_mutex_lock(&gate->mutex);
     if (gate->finish_ns == answer->finish_ns && gate->unseen == 0) { /* else another thread has launched meanwhile, or what was left was marked */
-        gate->finish_ns += now_ns - answer->asked_ns;
+        vc_gate_predict(gate, gate->packed_ns + now_ns - answer->asked_ns, gate->later_ns);
         vc_gate_publish(gate);
     }
     pthread_mutex_unlock(&gate->mutex);
 }
 
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer)
+{
+    vc_gate_enter_behind(gate, now_ns, cost_ns, risk_ns, 0, answer);
+}
+
+void vc_gate_enter_behind(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, uint64_t ready_ns, struct vc_gate_answer *answer)
 {
     memset(answer, 0, sizeof *answer);
     pthread_mutex_lock(&gate->mutex);
@@ -253,7 +272,7 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
     bool nothing_outstanding = gate->finish_ns <= now_ns && gate->unseen == 0;
     int64_t credit = 0;
     bool refused = false;
-    if (cost_ns == 0 && !nothing_outstanding && !stalled(gate, now_ns)) {
+    if (cost_ns == 0 && !nothing_outstanding && !all_waits(gate, now_ns) && !stalled(gate, now_ns)) {
         /* One operation of unknown cost at a time, alone, so that its interval is its own. */
         refuse(answer, VC_GATE_OUTSTANDING, gate->unseen ? now_ns + VC_RECHECK_NS : gate->finish_ns);
         refused = true;
@@ -265,10 +284,10 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
     /* Before the credit: else whoever is awake spends what its siblings wait for. */
     refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
     refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);
-    refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, &policy, nothing_outstanding, answer));
+    refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, ready_ns, &policy, nothing_outstanding, answer));
     refused = refused || unseen_refused(gate, now_ns, cost_ns, risk_ns, credit, &policy, answer);
     if (!refused) {
-        launch(gate, now_ns, cost_ns, credit, nothing_outstanding, &policy, answer);
+        launch(gate, now_ns, cost_ns, ready_ns, credit, nothing_outstanding, &policy, answer);
         gate->risk_ns += risk_ns;
     }
     pthread_mutex_unlock(&gate->mutex);
@@ -279,7 +298,7 @@ void vc_gate_launched_unasked(struct vc_gate *gate, uint64_t now_ns, uint64_t co
     memset(answer, 0, sizeof *answer);
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
-    launch(gate, now_ns, cost_ns, 0, gate->finish_ns <= now_ns && gate->unseen == 0, &policy, answer);
+    launch(gate, now_ns, cost_ns, 0, 0, gate->finish_ns <= now_ns && gate->unseen == 0, &policy, answer);
     gate->untold_open |= answer->opened;
     gate->risk_ns += risk_ns;
     pthread_mutex_unlock(&gate->mutex);
@@ -295,7 +314,7 @@ void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns)
     gate->launched_ns -= rest;
     vc_store_relaxed(&gate->seen_ns, vc_earlier(gate->seen_ns, gate->launched_ns)); /* a mark of another lane's counted it */
     gate->idle_ns = vc_earlier(gate->idle_ns, gate->launched_ns);
-    gate->finish_ns -= vc_earlier(rest, gate->finish_ns);
+    vc_gate_predict(gate, gate->packed_ns - vc_earlier(rest, gate->packed_ns), gate->later_ns);
     vc_gate_publish(gate);
     pthread_mutex_unlock(&gate->mutex);
 }

@@ -35,6 +35,7 @@ enum {
     VC_LATE_DRY_NS = 200000,          /* … of a container on a card of its own, whose credit is used up */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
     VC_UNWATCHED_NS = 100000000,      /* nobody looked for so long, with something outstanding: all of it is charged until somebody does */
+    VC_LOOKS_NS = 500000,             /* a helper looks at all streams of its process more often while one of them has something else to do */
     VC_VISITS = 4,                    /* single bursts after a pause that make one who comes for such */
     VC_AT_GATE = 4,                   /* threads of a process that sleep at the gate; further ones sleep behind them */
     VC_BELIEVED_NS = 100000000,       /* so much that siblings did may not be told yet */
@@ -98,10 +99,11 @@ struct vc_gate {
     bool alone; /* usage is this process's own: guaranteed share, no lending */
 
     pthread_mutex_t mutex;
-    uint64_t finish_ns;    /* when the card is predicted to have done all that was launched */
+    uint64_t finish_ns;    /* when the card is predicted to have done all that was launched: the later of these … */
+    uint64_t packed_ns;    /* … when it would have, if all of it could begin as soon as the card is free … */
+    uint64_t later_ns;     /* … and when it will have what a stream has something else to do before: the card is anybody's until that begins */
     uint64_t launched_ns;  /* estimated work ever launched … */
     uint64_t seen_ns;      /* … and the part of it whose end was seen */
-    uint64_t gaps_ns;      /* for how long the card is predicted to have nothing to do before some of it, because streams have something else to do first */
     uint64_t idle_ns;      /* … and what of it had been launched when the card was last idle */
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
@@ -111,6 +113,7 @@ struct vc_gate {
     uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
     uint32_t unknown;      /* those of them whose cost was not known */
     uint64_t ended_ns;     /* when work was last seen to end, by its mark */
+    uint64_t on_card_ns;   /* when work was last seen that is on the card, or waits for nothing else */
     bool all_done;         /* the application waited for all of it, and nothing was launched since */
     uint64_t risk_ns;      /* what the operations whose cost varies among them may turn out to cost */
     struct vc_own own;     /* what this process was charged, where nobody but it can write */
@@ -163,6 +166,8 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns);
 
 /* May an operation of `cost_ns` (0: unknown), perhaps of `risk_ns` (0: certainly not), start? If so it is charged at once and counted as launched. */
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer);
+/* … one that is predicted not to begin before `ready_ns` (0: it is not), because its stream has something else to do first. */
+void vc_gate_enter_behind(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, uint64_t ready_ns, struct vc_gate_answer *answer);
 
 /* Whether what takes no time of the card, but has to come to it, as the record of an event, may do so now: not while others have it. On GO nothing is charged or counted as launched. */
 bool vc_gate_comes(const struct vc_gate *gate, uint64_t now_ns);
@@ -197,6 +202,8 @@ bool vc_gate_beside(const struct vc_gate *gate, uint64_t now_ns);
 
 /* When the work under way began, as its mark tells. */
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
+/* The card has work of ours, or will have it as soon as it is free. */
+void vc_gate_on_card(struct vc_gate *gate, uint64_t now_ns);
 /* It still waits for others' on the card, since then, or since work of our own before it ended. */
 void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns);
 
@@ -207,9 +214,6 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
 /* An end mark is still on its way, and what it ends has not begun: its stream has something else to do first. `idle`: that may last, so the card is thought
  * to be idle until it begins. */
 void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle);
-
-/* What was launched last, `launched_ns`, is predicted not to begin before that. Returns for how long the card has nothing to do before. */
-uint64_t vc_gate_delay(struct vc_gate *gate, uint64_t launched_ns, uint64_t ready_ns);
 
 /* The interval, of which the end was not seen yet, began at its `from_ns`: charge what passes beyond its estimate as it passes, as
  * long as this process runs. `others_gpu_ns` as far as it is known now. */

@@ -104,7 +104,8 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     memset(step, 0, sizeof *step);
     vc_lane_fold(lane);
     uint64_t cost = vc_estimate_cost(estimate), risk = vc_estimate_risk(estimate);
-    vc_gate_enter(lane->gate, now_ns, cost, risk, answer);
+    uint64_t ready = lane->behind ? vc_later(lane->finish_ns, now_ns) + lane->elsewhere_ns : 0;
+    vc_gate_enter_behind(lane->gate, now_ns, cost, risk, ready > now_ns ? ready : 0, answer);
     if (answer->reason != VC_GATE_GO)
         return;
     /* All was seen to end, long before it was thought to. */
@@ -127,7 +128,6 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     const void *burst = vc_load_relaxed(&lane->gate->burst_lane);
     if (answer->from_idle || (burst && burst != lane))
         vc_store_relaxed(&lane->gate->burst_lane, answer->from_idle ? lane : NULL);
-    uint64_t ready = lane->finish_ns;
     lane->finish_ns += cost;
     step->cost_ns = cost;
     step->risk_ns = risk;
@@ -138,8 +138,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     bool all = lane->mark_all || vc_load_relaxed(&lane->gate->unwatched);
     step->due = all || due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
     step->mark_before = !lane->open && (step->due || beside || lane->behind || vc_gate_beside(lane->gate, now_ns));
-    if (step->mark_before && lane->behind && lane->elsewhere_ns != 0) {
-        lane->gap_ns = vc_gate_delay(lane->gate, cost + answer->allowance_ns, ready + lane->elsewhere_ns);
+    if (step->mark_before && lane->behind) {
         lane->finish_ns += lane->elsewhere_ns;
         lane->elsewhere_ns = 0; /* once: what is launched next has a mark before it, too, and waits for this alone */
     }
@@ -172,7 +171,6 @@ static void take_interval(struct vc_lane *lane, struct vc_lane_step *step, bool 
         .estimate_ns = lane->estimate_ns,
         .launched_ns = vc_gate_marked(lane->gate, lane->allowance_ns),
         .sequence = lane->sequence,
-        .gap_ns = lane->gap_ns,
         .risk_ns = step->risk_ns,
         .operations = lane->operations,
         .unknown = unknown,
@@ -187,7 +185,6 @@ static void take_interval(struct vc_lane *lane, struct vc_lane_step *step, bool 
     for (unsigned i = 0; lane->open && i < lane->distinct; i++)
         vc_store_relaxed(&lane->learners[i].estimate->unmeasured_ns, 0);
     lane->unmarked_since_ns = 0;
-    lane->gap_ns = 0;
     forget_interval(lane);
 }
 

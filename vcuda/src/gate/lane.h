@@ -36,7 +36,6 @@ struct vc_lane {
     uint64_t unmarked_since_ns; /* when the oldest operation without a mark behind it was launched, at most a permit later; 0: none */
     struct vc_gate_others others_then; /* what others had had of the card by then */
     uint64_t elsewhere_ns; /* `behind`: what comes first is predicted to take so long; 0: nobody knows */
-    uint64_t gap_ns;       /* the card was predicted to have nothing to do for so long before the interval */
     uint64_t launches;     /* not yet added to the region */
     bool mark_all;         /* nobody could ask its stream: no permit, and a mark behind each operation */
     bool behind;           /* something that is not the card's work may be under way on its stream before all of what the interval holds: when that begins nobody knows */

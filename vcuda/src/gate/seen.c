@@ -46,6 +46,11 @@ void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
     vc_store_relaxed(&gate->usage->began_ns, began_ns);
 }
 
+void vc_gate_on_card(struct vc_gate *gate, uint64_t now_ns)
+{
+    vc_store_relaxed(&gate->on_card_ns, now_ns);
+}
+
 void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns)
 {
     vc_store_relaxed(&gate->usage->began_ns, VC_NOT_BEGUN | vc_later(since_ns, vc_load_relaxed(&gate->ended_ns)));
@@ -56,7 +61,7 @@ static void step_on(struct vc_gate *gate, uint64_t now_ns)
 {
     gate->all_done = false;
     gate->stepped_ns = now_ns + OVERDUE_STEP_NS;
-    gate->finish_ns = vc_later(gate->finish_ns, gate->stepped_ns);
+    vc_gate_predict(gate, vc_later(gate->packed_ns, gate->stepped_ns), gate->later_ns);
 }
 
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns, bool paid)
@@ -76,25 +81,19 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
     pthread_mutex_unlock(&gate->mutex);
 }
 
-uint64_t vc_gate_delay(struct vc_gate *gate, uint64_t launched_ns, uint64_t ready_ns)
-{
-    pthread_mutex_lock(&gate->mutex);
-    uint64_t start = gate->finish_ns - vc_earlier(launched_ns, gate->finish_ns), gap = ready_ns > start ? ready_ns - start : 0;
-    gate->finish_ns += gap;
-    gate->gaps_ns += gap;
-    vc_gate_publish(gate);
-    pthread_mutex_unlock(&gate->mutex);
-    return gap;
-}
-
 void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
 {
     pthread_mutex_lock(&gate->mutex);
     gate->looked_ns = now_ns;
     vc_store_relaxed(&gate->usage->began_ns, VC_BEHIND | now_ns);
+    bool alone = now_ns > vc_load_relaxed(&gate->on_card_ns) + VC_LOOKS_NS; /* else other streams' work is on the card */
+    if (idle && !alone && gate->later_ns > now_ns) {
+        vc_gate_predict(gate, gate->packed_ns, 0);
+        vc_gate_publish(gate);
+    }
     /* It is paid for until then, for who thinks that we stand still. */
-    if (gate->unseen != 0 && (gate->finish_ns + 2 * VC_REST_NS < now_ns || (idle && gate->finish_ns > now_ns - IDLE_SINCE_NS))) {
-        gate->finish_ns = now_ns - (idle ? IDLE_SINCE_NS : VC_REST_NS);
+    if (gate->unseen != 0 && (gate->finish_ns + 2 * VC_REST_NS < now_ns || (idle && alone && gate->finish_ns > now_ns - IDLE_SINCE_NS))) {
+        vc_gate_predict(gate, now_ns - (idle ? IDLE_SINCE_NS : VC_REST_NS), 0);
         gate->stepped_ns = gate->unpaid_ns = 0;
         vc_gate_publish(gate);
     }
@@ -377,11 +376,9 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     }
     vc_store_relaxed(&gate->seen_ns, vc_later(gate->seen_ns, vc_earlier(launched, gate->launched_ns))); /* lanes read it without the lock */
     uint64_t behind = gate->launched_ns > launched ? gate->launched_ns - launched : 0;
-    gate->gaps_ns = behind == 0 ? 0 : gate->gaps_ns - vc_earlier(interval->gap_ns, gate->gaps_ns);
-    behind += vc_earlier(gate->gaps_ns, VC_AHEAD_NS);
     uint64_t ended = interval->to_ns ? vc_earlier(interval->to_ns, now_ns) : now_ns;
     vc_store_relaxed(&gate->ended_ns, vc_later(gate->ended_ns, ended)); /* its helper reads it without the lock */
-    gate->finish_ns = behind ? vc_later(ended + behind, gate->unseen ? now_ns : 0) : ended;
+    vc_gate_predict(gate, behind ? vc_later(ended + behind, gate->unseen ? now_ns : 0) : ended, gate->unseen ? gate->later_ns : 0);
     gate->stepped_ns = gate->unpaid_ns = 0;
     vc_gate_close_at_rest(gate, now_ns);
     vc_gate_publish(gate);
@@ -473,7 +470,7 @@ void vc_gate_clock_moved(struct vc_gate *gate)
 
 static void be_idle(struct vc_gate *gate, uint64_t now_ns)
 {
-    gate->finish_ns = vc_earlier(gate->finish_ns, now_ns);
+    vc_gate_predict(gate, vc_earlier(gate->packed_ns, now_ns), vc_earlier(gate->later_ns, now_ns));
     gate->stepped_ns = gate->unpaid_ns = 0;
     gate->progress_ns = now_ns;
     gate->all_done = gate->unknown == 0; /* else what it cost is charged when its mark is seen */

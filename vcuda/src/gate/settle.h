@@ -45,7 +45,6 @@ struct vc_interval {
     uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
     uint64_t contended_until_ns; /* other tenants had work on the card until then at the latest, as far as the arbiter knows */
     struct vc_gate_others others_then; /* loose: when its first operation was launched */
-    uint64_t gap_ns;       /* the card was predicted to have nothing of it to do for so long before */
     uint64_t risk_ns;      /* what it may cost at most, where that varies */
     bool doubted;          /* … as anything of its container's may */
     uint64_t seen_then_ns; /* vc_gate.seen_ns when it was opened */

@@ -428,6 +428,8 @@ static uint64_t work_off(struct vc_tracker *tracker)
                 *sample = true;
             uint64_t expected = expected_end(entry);
             bool paid = charge_progress(tracker, entry, now);
+            if (!behind_host)
+                vc_gate_on_card(tracker->gate, now);
             if (behind_host)
                 vc_gate_not_begun(tracker->gate, now, takes_long(entry->from));
             else if (expected < now)
