@@ -40,6 +40,7 @@ _RULES = (
     "gate/estimate",
     "gate/gate",
     "gate/charge",
+    "gate/comes",
     "gate/enter",
     "gate/seen",
     "gate/busy",
@@ -60,7 +61,8 @@ _RULES = (
 )
 _TICKS = ("-DVC_TICKS_OF_TEST=1", "-O2")  # of all that has the rules, so that they are compiled once
 _EXACT = (
-    *("gate_bucket", "gate_rules", "gate_leases", "gate_behind", "gate_turns", "gate_left", "gate_probe", "gate_samples"),
+    *("gate_bucket", "gate_rules", "gate_leases", "gate_behind"),
+    *("gate_turns", "gate_left", "gate_probe", "gate_samples"),
     *("gate_intervals", "gate_slices", "gate_doubted"),
     *("arbiter_rules", "arbiter_others", "arbiter_uncut", "arbiter_priorities", "arbiter_together", "arbiter_accounts"),
     "arbiter_stood",
