@@ -28,7 +28,7 @@ void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several)
     gate->came_then_ns = gate->launched_ns;
     uint64_t finish = vc_later(vc_later(gate->finish_ns, vc_load_relaxed(&gate->usage->predicted_finish_ns)), now_ns);
     if ((several || gate->came > CAME_AROUND_WORK) && finish < now_ns + TURNS_AHEAD * SWITCH_NS) {
-        gate->finish_ns = finish + SWITCH_NS;
+        vc_gate_predict(gate, finish + SWITCH_NS, gate->later_ns);
         vc_gate_publish(gate);
     }
     pthread_mutex_unlock(&gate->mutex);
