@@ -81,7 +81,8 @@ static void test_who_was_killed_keeps_its_charge(void)
     }
 }
 
-/* Where the file hides it no silence is too short: it may be killed before it would be taken to stand still. Who runs is charged it back all the same. */
+/* Where the file hides it no silence is too short: it may be killed before it would be taken to stand still. Nor is anything charged back to who goes on: a sibling that took over the locks of
+ * a killed one did so, and 26 points of 10 were had. */
 static void test_what_is_hidden_is_charged_at_once(void)
 {
     begin();
@@ -104,7 +105,8 @@ static void test_what_is_hidden_is_charged_at_once(void)
         vc_stood_look(&stood, now, told, others);
     }
     vc_stood_tells(&stood, 3, T + 100 * MS, 0);
-    CHECK(stood.charged_ns == before && stood.open == 0);
+    CHECK_NEAR(stood.charged_ns - before, 60 * MS, 20 * MS); /* less what it told */
+    CHECK(stood.open == 0);
 }
 
 static void test_what_passes_is_charged_once(void)

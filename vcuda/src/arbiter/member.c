@@ -169,7 +169,7 @@ static void listen_to_open(struct vc_member *member, uint32_t card, uint32_t slo
     if (until == known->until_ns)
         return;
     uint64_t since = vc_charged_time(member->usage_descriptor, slot, card, VC_CHARGED_SINCE);
-    if (since != known->since_ns)
+    if (since != known->since_ns || (until == 0 && member->stood[card].hidden)) /* … or a sibling took over its other locks */
         vc_stood_ends(&member->stood[card], slot, ended_at(member, slot, known->until_ns, since), member->read_ns, member->told_ns[card], others_ns(member, card));
     vc_stood_tells(&member->stood[card], slot, since, until);
 }

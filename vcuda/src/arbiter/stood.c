@@ -7,32 +7,18 @@
 
 /* Others never had nearly all of it. */
 static const double OTHERS_PART = 0.8;
+static const double MOST_AHEAD_NS = 5e6;
 
 static double grown(uint64_t from, uint64_t to)
 {
     return (int64_t)(to - from) > 0 ? (double)(to - from) : 0;
 }
 
-/* Who stands still for longest, and for longer than this one. */
-static struct vc_stood_slot *longer(struct vc_stood *stood, const struct vc_stood_slot *than)
+/* It tells what it had. Where the file hides it somebody else may have taken its locks as it was killed: then that stays charged, less what was told meanwhile. */
+static void goes_on(struct vc_stood *stood, struct vc_stood_slot *slot)
 {
-    struct vc_stood_slot *found = NULL;
-    for (struct vc_stood_slot *slot = stood->slots; slot < stood->slots + VC_MAX_SLOTS; slot++)
-        if (slot != than && slot->until_ns != 0 && slot->until_ns < than->until_ns && (!found || slot->until_ns < found->until_ns))
-            found = slot;
-    return found;
-}
-
-/* Where the file hides it, what passed meanwhile was another's that stood still for all of it: others that go on now and then would take half of it away. */
-static void charge_back(struct vc_stood *stood, struct vc_stood_slot *slot)
-{
-    struct vc_stood_slot *heir = stood->hidden ? longer(stood, slot) : NULL;
-    if (heir) {
-        heir->charged_ns += slot->charged_ns;
-        heir->fresh_ns += slot->fresh_ns;
-    } else {
+    if (!stood->hidden)
         stood->charged_ns -= slot->charged_ns;
-    }
     stood->excused_ns -= slot->excused_ns;
     slot->charged_ns = slot->fresh_ns = slot->excused_ns = 0;
 }
@@ -51,8 +37,8 @@ void vc_stood_tells(struct vc_stood *stood, uint32_t index, uint64_t since_ns, u
     stood->open += (unsigned)(until_ns != 0) - (unsigned)(slot->until_ns != 0);
     if (since_ns != slot->since_ns) /* another process */
         end(stood, slot);
-    else if (until_ns != slot->until_ns) /* it goes on, and tells what it had */
-        charge_back(stood, slot);
+    else if (until_ns != slot->until_ns)
+        goes_on(stood, slot);
     slot->since_ns = since_ns;
     slot->until_ns = until_ns;
 }
@@ -116,10 +102,11 @@ static void charge(struct vc_stood *stood, uint64_t now_ns, double ns)
     stood->charged_ns += ns;
 }
 
-/* What passed since `from_ns`, when the clocks were `then`, less what was told and others had. */
-static double passed_ns(uint64_t from_ns, const struct vc_stood_clocks *then, const struct vc_stood_clocks *now)
+/* What passed since `from_ns`, when the clocks were `then`, less what was told and others had. Who runs tells several milliseconds at once: what is more than passed is taken off later. */
+static double passed_ns(struct vc_stood *stood, uint64_t from_ns, const struct vc_stood_clocks *then, const struct vc_stood_clocks *now)
 {
-    double passed = (double)(now->at_ns - from_ns) - grown(then->told_ns, now->told_ns);
+    double passed = (double)(now->at_ns - from_ns) - grown(then->told_ns, now->told_ns) - stood->ahead_ns;
+    stood->ahead_ns = passed > 0 ? 0 : -passed > MOST_AHEAD_NS ? MOST_AHEAD_NS : -passed;
     passed = passed < 0 ? 0 : passed;
     double others = grown(then->others_ns, now->others_ns), most = passed * OTHERS_PART;
     return passed - (others < most ? others : most);
@@ -129,7 +116,7 @@ static void pass(struct vc_stood *stood, uint64_t from_ns, const struct vc_stood
 {
     if (now->at_ns <= from_ns || then->at_ns == 0)
         return;
-    charge(stood, now->at_ns, passed_ns(from_ns, then, now));
+    charge(stood, now->at_ns, passed_ns(stood, from_ns, then, now));
     stood->until_ns = now->at_ns;
     stood->then = *now;
     if (now->at_ns > stood->fresh_from_ns + VC_STOOD_UNASKED_NS) {
@@ -142,11 +129,11 @@ static void pass(struct vc_stood *stood, uint64_t from_ns, const struct vc_stood
 void vc_stood_ends(struct vc_stood *stood, uint32_t index, uint64_t ended_ns, uint64_t now_ns, uint64_t told_ns, uint64_t others_ns)
 {
     struct vc_stood_clocks now = {ended_ns < now_ns ? ended_ns : now_ns, told_ns, others_ns};
-    uint64_t until = stood->slots[index].until_ns + VC_STOOD_TOLD_NS, from = vc_later(until, stood->then.at_ns);
+    uint64_t until = stood->slots[index].until_ns + (stood->hidden ? 0 : VC_STOOD_TOLD_NS), from = vc_later(until, stood->then.at_ns);
     const struct vc_stood_clocks *then = from == until ? &stood->looks[look_before(stood, from)] : &stood->then;
     if (stood->slots[index].until_ns == 0 || now.at_ns <= from)
         return;
-    stood->charged_ns += passed_ns(from, then, &now);
+    stood->charged_ns += passed_ns(stood, from, then, &now);
     stood->then = now;
 }
 
@@ -171,6 +158,7 @@ void vc_stood_look(struct vc_stood *stood, uint64_t now_ns, uint64_t told_ns, ui
     bool begins = stood->until_ns == 0;
     if (stood->standing == 0) {
         stood->until_ns = 0;
+        stood->ahead_ns = 0;
     } else if (begins) {
         from = vc_later(from, stood->then.at_ns); /* what passed until then was charged to one that stood still before */
         stood->fresh_from_ns = from;

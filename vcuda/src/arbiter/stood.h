@@ -42,6 +42,7 @@ struct vc_stood {
     uint64_t fresh_from_ns; /* … and from then on nobody said whether the card was free */
     double charged_ns;      /* in all, less what was charged back */
     double excused_ns;      /* of all that stand still */
+    double ahead_ns;        /* told beyond what passed meanwhile */
     struct vc_stood_clocks {
         uint64_t at_ns, told_ns, others_ns;
     } then, looks[VC_STOOD_LOOKS]; /* at `until_ns`; at the latest looks, the last one first */
