@@ -78,6 +78,7 @@ static bool turn_refused(struct vc_gate *gate, uint64_t now_ns, struct vc_policy
         answer->call_next = turn.call_next;
         return true;
     }
+    policy->turn_wanted = turn.siblings_wait;
     policy->turn_ends_first = turn.siblings_wait && turn.end_ns < policy->lease_end_ns;
     if (policy->turn_ends_first)
         policy->lease_end_ns = turn.end_ns;
@@ -125,9 +126,30 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
     if (outstanding + half > ahead && outstanding > VC_AHEAD_LOW_NS) {
         uint64_t keep = half < VC_AHEAD_NS / 2 ? VC_AHEAD_NS / 2 : half < VC_AHEAD_NS ? VC_AHEAD_NS - half : 0;
         refuse(answer, VC_GATE_OUTSTANDING, start - vc_later(keep, VC_AHEAD_LOW_NS));
+        answer->no_turn = ready_ns != 0 && gate->packed_ns <= now_ns;
         return true;
     }
     return false;
+}
+
+/* What begins at any time begins behind a slice of a sibling that has the turn by then. */
+static const uint64_t ANOTHERS_SLICE_NS = 2100000;
+
+/* Its next operation does not fit into what is left of the lease: a sibling's may. */
+static bool leaves_rest(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t ready_ns, const struct vc_policy *policy, bool nothing_outstanding, struct vc_gate_answer *answer)
+{
+    uint64_t slice = ready_ns != 0 ? ANOTHERS_SLICE_NS : 0;
+    bool fits = policy->lease_end_ns == UINT64_MAX || now_ns >= policy->lease_end_ns || starts_at(gate, ready_ns) + slice + cost_ns / 2 <= policy->lease_end_ns;
+    if (ready_ns != 0 && gate->unseen > 1 && vc_turn_siblings_busy(&gate->turns, now_ns) != 0) { /* it would run in others' leases */
+        refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
+        return answer->no_turn = true;
+    }
+    if (fits || (nothing_outstanding && ready_ns == 0) || begins_with(gate, policy) || vc_turn_siblings_wait(&gate->turns, now_ns) == 0)
+        return false;
+    refuse(answer, VC_GATE_TURN, now_ns + VC_RECHECK_NS);
+    answer->no_turn = true;
+    answer->call_next = vc_turn_is_anybodys(&gate->turns, now_ns, gate->packed_ns - vc_earlier(VC_TURN_LEAD_NS, gate->packed_ns));
+    return true;
 }
 
 /* Streams that were seen to do so are believed to do so in their next bursts, too, of which the first begins alone. */
@@ -213,6 +235,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
     if (VC_UNLIKELY(vc_load_relaxed(&gate->usage->refill_ns) == VC_HAS_LEFT))
         vc_store_relaxed(&gate->usage->refill_ns, 0);
     answer->joins_until_ns = gate->finish_ns > now_ns ? gate->finish_ns : 0;
+    bool waits = ready_ns != 0 && cost_ns != 0 && cost_ns <= VC_CONCURRENT_NS && gate->packed_ns <= now_ns;
     uint64_t later = ready_ns != 0 ? vc_later(ready_ns, start) + cost_ns : 0;
     vc_gate_predict(gate, vc_later(gate->packed_ns, start) + cost_ns, vc_later(gate->later_ns, later));
     vc_gate_charge(gate, (int64_t)cost_ns);
@@ -228,6 +251,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
     answer->closing = credit <= 0 || (policy->leased && more == 0);
     vc_gate_charge(gate, (int64_t)more);
     vc_gate_predict(gate, gate->packed_ns + more, gate->later_ns);
+    if (policy->turn_wanted && waits) /* till then siblings may have the card: what is so short does not matter in their intervals */
+        answer->call_next = vc_turn_is_anybodys(&gate->turns, now_ns, gate->packed_ns - more);
     gate->launched_ns += cost_ns + more;
     gate->unknown += cost_ns == 0;
     if (cost_ns == 0 && policy->leased) /* nobody else could know that it lasts, should this process stop */
@@ -282,6 +307,7 @@ void vc_gate_enter_behind(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
         refused = true;
     }
     /* Before the credit: else whoever is awake spends what its siblings wait for. */
+    refused = refused || (policy.holder && leaves_rest(gate, now_ns, cost_ns, ready_ns, &policy, nothing_outstanding, answer));
     refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
     refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);
     refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, ready_ns, &policy, nothing_outstanding, answer));

@@ -58,7 +58,8 @@ struct vc_policy {
     uint64_t lease_end_ns; /* UINT64_MAX: nobody else waits */
     uint64_t lease_clock_ns;
     uint64_t lease_sequence;
-    bool turn_ends_first;  /* `lease_end_ns` is that of our turn: a sibling process waits */
+    bool turn_wanted;      /* siblings wait for our turn … */
+    bool turn_ends_first;  /* … and `lease_end_ns` is its end */
     uint64_t queue_end_ns; /* when work of a sibling process is predicted to end that runs before ours */
 };
 
@@ -82,7 +83,8 @@ struct vc_gate_answer {
     bool from_idle;        /* GO: nothing of this process was on the card */
     uint64_t asked_ns, finish_ns; /* GO: when, and by when all of this process should be done */
     uint64_t joins_until_ns; /* GO: work of this process is predicted to be running on the card until then; 0: none */
-    bool call_next;        /* TURN: siblings should look at once */
+    bool call_next;      /* TURN, or GO: siblings should look at once */
+    bool no_turn;        /* TURN, OUTSTANDING: it could not use one now */
     uint64_t mark_ns;      /* GO: estimated work after which an interval is measured */
     bool opened;           /* GO: from now on the helper has to look (vc_gate_rest) */
     bool closing;          /* GO: this is the last operation before the gate shuts: have its end seen */

@@ -105,7 +105,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     vc_lane_fold(lane);
     uint64_t cost = vc_estimate_cost(estimate), risk = vc_estimate_risk(estimate);
     uint64_t ready = lane->behind ? vc_later(lane->finish_ns, now_ns) + lane->elsewhere_ns : 0;
-    vc_gate_enter_behind(lane->gate, now_ns, cost, risk, ready > now_ns ? ready : 0, answer);
+    vc_gate_enter_behind(lane->gate, now_ns, cost, risk, ready, answer);
     if (answer->reason != VC_GATE_GO)
         return;
     /* All was seen to end, long before it was thought to. */

@@ -2,9 +2,17 @@
 #include "gate/turn.h"
 
 #include "base/atomic.h"
+#include "base/clock.h"
 
 enum { OWNER_SHIFT = 48, TIME_UNIT_SHIFT = 10 };
 static const uint64_t TIME_MASK = (UINT64_C(1) << OWNER_SHIFT) - 1;
+/* It ends then, whatever its owner is predicted to have: that waits for something else than the card. */
+static const uint64_t ANYBODYS = UINT64_C(1) << 63;
+
+static uint32_t owner_of(uint64_t word)
+{
+    return (uint32_t)((word & ~ANYBODYS) >> OWNER_SHIFT) - 1;
+}
 
 /* Slot + 1 above, the end in units of 1024 ns below: nine years of uptime. */
 static uint64_t pack(uint32_t slot, uint64_t end_ns)
@@ -70,7 +78,7 @@ struct vc_turn vc_turn_take(struct vc_turns *turns, uint64_t now_ns, uint64_t le
     if (!turns->slots)
         return turn;
     uint64_t word = vc_load_acquire(&turns->usage->turn);
-    uint32_t owner = (uint32_t)(word >> OWNER_SHIFT) - 1;
+    uint32_t owner = owner_of(word);
     uint64_t end = (word & TIME_MASK) << TIME_UNIT_SHIFT;
     bool known = word != 0 && owner < VC_MAX_SLOTS && end < now_ns + 2 * VC_TURN_NS; /* the word may hold anything */
     bool ours = known && owner == turns->own;
@@ -83,7 +91,7 @@ struct vc_turn vc_turn_take(struct vc_turns *turns, uint64_t now_ns, uint64_t le
         return turn;
     }
     uint64_t free_since = known ? end : 0;
-    if (known && !ours)
+    if (known && !ours && !(word & ANYBODYS))
         free_since = free_at(turns, owner, end, now_ns);
     turn.mine = false;
     if (free_since > now_ns) {
@@ -108,7 +116,7 @@ struct vc_turn vc_turn_take(struct vc_turns *turns, uint64_t now_ns, uint64_t le
         return turn;
     }
     turn.mine = true;
-    turn.clock_ns = known && !ours ? finish_of(turns, owner) : 0;
+    turn.clock_ns = !known || ours ? 0 : word & ANYBODYS ? end : finish_of(turns, owner);
     return turn;
 }
 
@@ -119,21 +127,38 @@ bool vc_turn_shorten(const struct vc_turns *turns, uint64_t now_ns, uint64_t fin
     uint64_t word = vc_load_acquire(&turns->usage->turn);
     uint64_t end = finish_ns > now_ns + VC_TURN_LEAD_NS ? finish_ns - VC_TURN_LEAD_NS : now_ns;
     uint64_t shorter = pack(turns->own, end);
-    bool ours = word >> OWNER_SHIFT == turns->own + 1;
+    bool ours = owner_of(word) == turns->own;
     uint64_t worthwhile = VC_TURN_LEAD_NS >> TIME_UNIT_SHIFT;
-    return ours && shorter + worthwhile < word &&
+    return ours && shorter + worthwhile < (word & ~ANYBODYS) &&
            __atomic_compare_exchange_n(&turns->usage->turn, &word, shorter, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+bool vc_turn_is_anybodys(const struct vc_turns *turns, uint64_t now_ns, uint64_t from_ns)
+{
+    if (!turns->slots || least_served(turns, VC_MAX_SLOTS, now_ns) == VC_MAX_SLOTS)
+        return false;
+    uint64_t word = vc_load_acquire(&turns->usage->turn), anybodys = pack(turns->own, vc_later(from_ns, now_ns)) | ANYBODYS;
+    return word != 0 && owner_of(word) == turns->own && (anybodys & ~ANYBODYS) < (word & ~ANYBODYS) &&
+           __atomic_compare_exchange_n(&turns->usage->turn, &word, anybodys, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
 enum vc_turn_left vc_turn_leave(const struct vc_turns *turns, uint64_t now_ns)
 {
     if (!turns->slots)
         return VC_TURN_UNWANTED;
-    if (vc_load_acquire(&turns->usage->turn) >> OWNER_SHIFT != turns->own + 1)
+    if (owner_of(vc_load_acquire(&turns->usage->turn)) != turns->own)
         return VC_TURN_KEPT;
     if (least_served(turns, VC_MAX_SLOTS, now_ns) != VC_MAX_SLOTS)
         return vc_turn_shorten(turns, now_ns, now_ns) ? VC_TURN_PASSED : VC_TURN_KEPT;
     return vc_turn_siblings_busy(turns, now_ns) == 0 ? VC_TURN_UNWANTED : VC_TURN_KEPT;
+}
+
+uint32_t vc_turn_siblings_wait(const struct vc_turns *turns, uint64_t now_ns)
+{
+    uint32_t waiting = 0;
+    for (uint32_t slot = 0; turns->slots && slot < count(turns); slot++)
+        waiting += slot != turns->own && waits(turns, slot, now_ns);
+    return waiting;
 }
 
 uint32_t vc_turn_siblings_busy(const struct vc_turns *turns, uint64_t now_ns)

@@ -46,10 +46,15 @@ struct vc_turn vc_turn_take(struct vc_turns *turns, uint64_t now_ns, uint64_t le
  * whether the siblings should look. */
 bool vc_turn_shorten(const struct vc_turns *turns, uint64_t now_ns, uint64_t finish_ns);
 
+/* What we launched waits for something else than the card, but for what is done at `from_ns`: then whoever of the siblings waits may have the turn. Returns whether they should look. */
+bool vc_turn_is_anybodys(const struct vc_turns *turns, uint64_t now_ns, uint64_t from_ns);
+
 /* Nothing is to be launched soon: whoever waits may have the turn now (VC_TURN_PASSED), or no sibling has anything to do (VC_TURN_UNWANTED). */
 enum vc_turn_left { VC_TURN_KEPT, VC_TURN_PASSED, VC_TURN_UNWANTED };
 enum vc_turn_left vc_turn_leave(const struct vc_turns *turns, uint64_t now_ns);
 
+/* How many siblings wait for the turn. */
+uint32_t vc_turn_siblings_wait(const struct vc_turns *turns, uint64_t now_ns);
 /* How many siblings say that they have work on the card. */
 uint32_t vc_turn_siblings_busy(const struct vc_turns *turns, uint64_t now_ns);
 

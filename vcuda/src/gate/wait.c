@@ -46,7 +46,8 @@ uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const st
     bool comes = answer->reason == VC_GATE_COMES;
     if (answer->reason != VC_GATE_TURN && !comes) /* a sibling, or another thread, may be waiting for credit */
         vc_store_release(&gate->usage->refill_ns, answer->refill_ns);
-    vc_store_release(&gate->slot->waiting_until_ns, from + 2 * VC_RECHECK_NS);
+    if (!answer->no_turn)
+        vc_store_release(&gate->slot->waiting_until_ns, from + 2 * VC_RECHECK_NS);
     vc_store_release(&gate->usage->waiting_until_ns, from + 2 * VC_RECHECK_NS);
     if (answer->call_next) /* whoever looked for it waits for the same word, as everybody in the container */
         syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

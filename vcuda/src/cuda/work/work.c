@@ -97,6 +97,8 @@ static void wait_for_go(struct vc_work *work)
         if (work->answer.reason == VC_GATE_GO) {
             if (waited)
                 vc_gate_passed(lane->gate);
+            if (VC_UNLIKELY(work->answer.call_next))
+                vc_gate_call_heir(lane->gate, VC_HEIR_SIBLING);
             if (VC_UNLIKELY(work->answer.opened)) { /* and the arbiter notes as long as we live */
                 vc_gates_opened(lane->gate, now);
                 vc_bell_expect(now + VC_REST_NS);
