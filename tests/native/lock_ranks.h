@@ -30,6 +30,7 @@ static const struct {
     {"work/", "&tracker->mutex", 5},
     {"gate/enter.c", "&gate->mutex", 6},
     {"gate/charge.c", "&gate->mutex", 6},
+    {"gate/comes.c", "&gate->mutex", 6},
     {"gate/seen.c", "&gate->mutex", 6},
     {"region/slot.c", "&region->slow_mutex", 7},
     {"region/shared.c", "&region->slow_mutex", 7},
