@@ -36,7 +36,7 @@ static void test_who_stands_still_is_charged_what_passes(void)
     look_until(T + 910 * MS, T + 8000 * MS);
     CHECK_NEAR(stood.charged_ns, VC_STOOD_MOST_NS, 20 * MS);
     CHECK(stood.standing == 0 && stood.open == 1);
-    stood.hidden = true;
+    stood.hidden = stood.hides = true;
     look_until(T + 8010 * MS, T + 20000 * MS);
     CHECK_NEAR(stood.charged_ns, 19995 * MS, 30 * MS); /* what passed meanwhile, too */
 }
@@ -86,7 +86,7 @@ static void test_who_was_killed_keeps_its_charge(void)
 static void test_what_is_hidden_is_charged_at_once(void)
 {
     begin();
-    stood.hidden = true;
+    stood.hidden = stood.hides = true;
     for (unsigned child = 0; child < 10; child++) {
         uint64_t from = T + child * 10 * MS;
         vc_stood_tells(&stood, 3, from, from);
@@ -228,7 +228,7 @@ static void test_who_hides_it_has_no_say(void)
 {
     for (unsigned hidden = 0; hidden < 2; hidden++) {
         begin();
-        stood.hidden = hidden;
+        stood.hidden = stood.hides = hidden;
         vc_stood_tells(&stood, 3, T, T);
         for (uint64_t now = T + 20 * MS; now <= T + 200 * MS; now += 20 * MS) {
             vc_stood_tells(&stood, 4, T, now - 19 * MS);

@@ -31,6 +31,8 @@ static const uint64_t TOLD_AGE_NS = 10000000;
 /* … and so soon after the last time where somebody rang: who begins on an idle card does. */
 static const uint64_t TOLD_SOON_NS = 1000000;
 static const uint64_t TOLD_COST = 100;
+/* A process that closes its own says so in the file, and lets go of its lock within that. */
+static const uint64_t HIDES_AFTER_NS = 1500000;
 
 static void withdraw(struct vc_member *member)
 {
@@ -169,7 +171,7 @@ static void listen_to_open(struct vc_member *member, uint32_t card, uint32_t slo
     if (until == known->until_ns)
         return;
     uint64_t since = vc_charged_time(member->usage_descriptor, slot, card, VC_CHARGED_SINCE);
-    if (since != known->since_ns || (until == 0 && member->stood[card].hidden)) /* … or a sibling took over its other locks */
+    if (since != known->since_ns || (until == 0 && member->stood[card].hides)) /* … or a sibling took over its other locks */
         vc_stood_ends(&member->stood[card], slot, ended_at(member, slot, known->until_ns, since), member->read_ns, member->told_ns[card], others_ns(member, card));
     vc_stood_tells(&member->stood[card], slot, since, until);
 }
@@ -208,12 +210,15 @@ static void look_for_hidden(struct vc_member *member, uint32_t card, uint64_t no
     struct vc_stood *stood = &member->stood[card];
     bool may_hide = is_hidden(member, card);
     stood->hidden = stood->hidden && may_hide;
-    if (!may_hide)
-        return;
-    for (uint32_t slot = 0; slot < VC_MAX_SLOTS; slot++)
-        if (stood->slots[slot].until_ns != 0)
-            listen_to_open(member, card, slot);
-    stood->hidden = is_hidden(member, card);
+    if (may_hide) {
+        for (uint32_t slot = 0; slot < VC_MAX_SLOTS; slot++)
+            if (stood->slots[slot].until_ns != 0)
+                listen_to_open(member, card, slot);
+        stood->hidden = is_hidden(member, card);
+    }
+    uint64_t *since = &member->hidden_since_ns[card];
+    *since = !stood->hidden ? 0 : *since != 0 ? *since : now_ns;
+    stood->hides = stood->hidden && now_ns > *since + HIDES_AFTER_NS;
     if (stood->hidden)
         look_at_standing(member, card, now_ns);
 }

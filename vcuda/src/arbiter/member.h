@@ -43,6 +43,7 @@ struct vc_member {
     uint64_t told_next_ns, told_soon_ns; /* … at the latest, and where it rang since */
     bool unheard;                        /* … as it did */
     struct vc_stood stood[VC_MAX_CARDS];
+    uint64_t hidden_since_ns[VC_MAX_CARDS]; /* it hides work; 0: it does not */
     uint64_t asked_ns[VC_MAX_CARDS][2]; /* the latest that they told of the card: it was free, it was busy */
     uint64_t gone_slots[VC_MAX_CARDS][2]; /* of those that are open: whose process was found gone … */
     uint64_t living_slots[VC_MAX_CARDS][2]; /* … or alive, at the latest look */

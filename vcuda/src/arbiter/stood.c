@@ -17,7 +17,7 @@ static double grown(uint64_t from, uint64_t to)
 /* It tells what it had. Where the file hides it somebody else may have taken its locks as it was killed: then that stays charged, less what was told meanwhile. */
 static void goes_on(struct vc_stood *stood, struct vc_stood_slot *slot)
 {
-    if (!stood->hidden)
+    if (!stood->hides)
         stood->charged_ns -= slot->charged_ns;
     stood->excused_ns -= slot->excused_ns;
     slot->charged_ns = slot->fresh_ns = slot->excused_ns = 0;
@@ -129,7 +129,7 @@ static void pass(struct vc_stood *stood, uint64_t from_ns, const struct vc_stood
 void vc_stood_ends(struct vc_stood *stood, uint32_t index, uint64_t ended_ns, uint64_t now_ns, uint64_t told_ns, uint64_t others_ns)
 {
     struct vc_stood_clocks now = {ended_ns < now_ns ? ended_ns : now_ns, told_ns, others_ns};
-    uint64_t until = stood->slots[index].until_ns + (stood->hidden ? 0 : VC_STOOD_TOLD_NS), from = vc_later(until, stood->then.at_ns);
+    uint64_t until = stood->slots[index].until_ns + (stood->hides ? 0 : VC_STOOD_TOLD_NS), from = vc_later(until, stood->then.at_ns);
     const struct vc_stood_clocks *then = from == until ? &stood->looks[look_before(stood, from)] : &stood->then;
     if (stood->slots[index].until_ns == 0 || now.at_ns <= from)
         return;

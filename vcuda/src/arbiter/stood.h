@@ -38,6 +38,7 @@ struct vc_stood {
     struct vc_stood_slot slots[VC_MAX_SLOTS];
     unsigned open, standing; /* how many have work there, and stand still */
     bool hidden;            /* the file says nothing of it: so little may be left to who is killed soon that no silence is too short */
+    bool hides;             /* … for longer than a process that closes its own takes from one word to the next */
     uint64_t until_ns;      /* what passed until then is charged, while one stands; 0: none does */
     uint64_t fresh_from_ns; /* … and from then on nobody said whether the card was free */
     double charged_ns;      /* in all, less what was charged back */
