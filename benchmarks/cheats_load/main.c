@@ -125,6 +125,7 @@ static const struct pattern patterns[] = {
     PATTERN(killed_after_launch, 1, 1, 1),
     PATTERN(killed_within_permit, 1, 1, 1),
     PATTERN(killed_soon, 1, 1, 1),
+    PATTERN(short_processes, 1, 1, 1),
     PATTERN(ended_after_launch, 1, 1, 1),
     PATTERN(exec_after_launch, 1, 1, 1),
     PATTERN(ended_with_own, 1, 1, 1),

@@ -205,6 +205,20 @@ static void killed_after_launch(struct place *place)
     each_of(a_very_long_one, 1500);
 }
 
+static void one_and_end(struct place *place)
+{
+    launch(place, "spin_2000us", place->streams[0]);
+    CALL(cuCtxSynchronize);
+    _exit(0);
+}
+
+/* What each launches nobody has measured before. */
+static void short_processes(struct place *place)
+{
+    (void)place;
+    waitpid(child(one_and_end, 0), NULL, 0);
+}
+
 static void long_after_it_was_proven_short(struct place *place)
 {
     handle shortest = launched_by_argument(place, "spin_10us"), longest = launched_by_argument(place, "spin_100ms");

@@ -41,15 +41,27 @@ bool vc_gate_open(struct vc_gate *gate)
     return gate->open = true;
 }
 
-void vc_gate_close_at_rest(struct vc_gate *gate, uint64_t now_ns)
+static void close_after(struct vc_gate *gate, uint64_t now_ns, uint64_t rest_ns)
 {
-    if (!gate->open || gate->unseen != 0 || now_ns <= gate->finish_ns + VC_REST_NS)
+    if (!gate->open || gate->unseen != 0 || now_ns < gate->finish_ns + rest_ns)
         return;
     vc_abandoned_close(gate->usage, gate->turns.own); /* before the prediction is set back */
     gate->open = false;
     take_owed(gate);
     vc_gate_charge_beyond(gate, -(int64_t)(gate->owed_ns + gate->unwatched_ns), gate->owed_ns);
     gate->owed_ns = gate->unwatched_ns = 0;
+}
+
+void vc_gate_close_at_rest(struct vc_gate *gate, uint64_t now_ns)
+{
+    close_after(gate, now_ns, VC_REST_NS + 1);
+}
+
+void vc_gate_close(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    close_after(gate, now_ns, 0);
+    pthread_mutex_unlock(&gate->mutex);
 }
 
 void vc_gate_charge_unwatched(struct vc_gate *gate, uint64_t now_ns)

@@ -273,6 +273,8 @@ void vc_gate_not_sampled(struct vc_gate *gate);
 /* The helper's: whether the process may have work on the card still. Returns when to look again; UINT64_MAX: not by itself. `*opened`: it has
  * where it was thought to rest, so the arbiter has to note as long as it lives. */
 uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns, bool *opened);
+/* … now, if nothing is left to be seen. */
+void vc_gate_close(struct vc_gate *gate, uint64_t now_ns);
 
 /* Whether it may, as it was last found. */
 bool vc_gate_is_open(struct vc_gate *gate);

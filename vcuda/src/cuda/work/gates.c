@@ -122,6 +122,13 @@ static uint64_t tell(struct vc_gate *gate, uint64_t now_ns)
     return open ? now_ns + VC_CHARGED_LOOKED_NS : UINT64_MAX;
 }
 
+void vc_gates_close(struct vc_gate *gate)
+{
+    uint64_t now = vc_now_ns();
+    vc_gate_close(gate, now);
+    tell(gate, now);
+}
+
 uint64_t vc_gates_rest(void)
 {
     uint64_t next = UINT64_MAX, now = vc_now_ns();

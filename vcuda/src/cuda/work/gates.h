@@ -31,6 +31,9 @@ void vc_gates_stood_still(void);
 /* The helper's: tell what was charged, and have gates rest whose work is over; returns when to look again. */
 uint64_t vc_gates_rest(void);
 
+/* The application waited for all that the process had on the card: told at once, as the process may end. */
+void vc_gates_close(struct vc_gate *gate);
+
 /* The helper's, around a look at everything, whose moment somebody else may have chosen (`held`): where it is told whether the card has work behind a gate, or NULL if that is not asked now or known already;
  * returns when to ask again. */
 void vc_gates_sample_begins(bool held);

@@ -327,6 +327,18 @@ uint64_t vc_work_waits(void)
     return now;
 }
 
+/* What was never measured is, before the application goes on: if the process ends now, what passes until that is found is charged as far as its work may have lasted. */
+static void measure_now(CUcontext context, struct vc_gate *gate)
+{
+    struct vc_tracker *tracker = vc_visit_captures() ? NULL : vc_tracker_find(context);
+    if (tracker) {
+        vc_marks_look(tracker);
+        vc_tracker_release(tracker);
+    }
+    vc_gate_idle(gate, vc_now_ns());
+    vc_gates_close(gate);
+}
+
 void vc_work_waited(uint64_t from_ns, CUstream stream)
 {
     CUcontext context;
@@ -336,7 +348,9 @@ void vc_work_waited(uint64_t from_ns, CUstream stream)
     if (card >= 0 || stream)
         vc_lanes_waited(card >= 0 ? context : NULL, stream, from_ns);
     struct vc_gate *gate = card >= 0 && !stream ? vc_gates_find(card) : NULL;
-    if (gate)
+    if (gate && VC_UNLIKELY(vc_load_relaxed(&gate->unknown) != 0))
+        measure_now(context, gate);
+    else if (gate)
         vc_gate_idle(gate, vc_now_ns());
     vc_bell_kick();
 }
