@@ -146,16 +146,21 @@ static void stopped_beside_a_sibling(struct place *place)
     sleep_us(100000);
 }
 
+static void prove_short(struct place *place, handle shortest, unsigned times)
+{
+    for (unsigned i = 0; i < times; i++) {
+        launch_by_argument(place, shortest);
+        CALL(cuStreamSynchronize, place->streams[0]);
+    }
+}
+
 /* Long ones behind short ones of the same function: nobody looks before they are done. */
 static void hide_and_stand_still(struct place *place, const char *what, unsigned times)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     handle shortest = launched_by_argument(place, "spin_10us"), hidden = launched_by_argument(place, what);
     for (;;) {
-        for (unsigned i = 0; i < 20; i++) {
-            launch_by_argument(place, shortest);
-            CALL(cuStreamSynchronize, place->streams[0]);
-        }
+        prove_short(place, shortest, 20);
         for (unsigned i = 0; i < times; i++)
             launch_by_argument(place, hidden);
         raise(SIGSTOP);
@@ -222,10 +227,7 @@ static void short_processes(struct place *place)
 static void long_after_it_was_proven_short(struct place *place)
 {
     handle shortest = launched_by_argument(place, "spin_10us"), longest = launched_by_argument(place, "spin_100ms");
-    for (unsigned i = 0; i < 10; i++) {
-        launch_by_argument(place, shortest);
-        CALL(cuStreamSynchronize, place->streams[0]);
-    }
+    prove_short(place, shortest, 10);
     launch_by_argument(place, longest);
 }
 
@@ -233,10 +235,7 @@ static void many_long_ones_at_once(struct place *place)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     handle shortest = launched_by_argument(place, "spin_10us"), longest = launched_by_argument(place, "spin_20ms");
-    for (unsigned i = 0; i < 12; i++) {
-        launch_by_argument(place, shortest);
-        CALL(cuStreamSynchronize, place->streams[0]);
-    }
+    prove_short(place, shortest, 12);
     for (unsigned i = 0; i < 16; i++)
         launch_by_argument(place, longest);
     for (;; sleep_us(1000))
@@ -259,10 +258,7 @@ static void stopped_for_good(struct place *place)
 static void some_hidden_ones(struct place *place)
 {
     handle shortest = launched_by_argument(place, "spin_10us"), longer = launched_by_argument(place, "spin_1000us");
-    for (unsigned i = 0; i < 12; i++) {
-        launch_by_argument(place, shortest);
-        CALL(cuStreamSynchronize, place->streams[0]);
-    }
+    prove_short(place, shortest, 12);
     for (unsigned i = 0; i < 12; i++)
         launch_by_argument(place, longer);
     sleep_us(100000);

@@ -150,14 +150,10 @@ static void test_who_comes_for_a_moment_hands_on_what_it_holds(void)
     CHECK(ask(now + 200 * US, 50 * US) == VC_GATE_GO && vc_gate_leave(&gate, now + 300 * US) == VC_HEIR_NONE); /* it went on */
 }
 
-/* A data loader: copies over the bus, and a kernel of 2 us behind each. It waits most of its turn for its copies, and it is always the one that was served least: a sibling that trains had 0.5 of 30. */
-static void test_who_waits_for_a_copy_leaves_the_turn_to_its_siblings(void)
+/* The first of two processes has the least, and the gate is its own, within a lease of 7 ms. */
+static void start_as_the_least_served(void)
 {
-    struct vc_lane lane;
-    struct vc_lane_step step;
-    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0xa1, 1, 1));
     start_turns(2);
-    vc_estimate_set(estimate, 2 * US);
     usage.credit_ns = 10 * MS;
     usage.credit_updated_ns = T;
     lease(T, T + 7 * MS, T);
@@ -165,6 +161,16 @@ static void test_who_waits_for_a_copy_leaves_the_turn_to_its_siblings(void)
     gate.slot = &slots[0].cards[0];
     gate.turns = (struct vc_turns){&usage, slots, &slots_used, 0, 0, 0};
     slots[1].cards[0].served_ns = 5000 * MS;
+}
+
+/* A data loader: copies over the bus, and a kernel of 2 us behind each. It waits most of its turn for its copies, and it is always the one that was served least: a sibling that trains had 0.5 of 30. */
+static void test_who_waits_for_a_copy_leaves_the_turn_to_its_siblings(void)
+{
+    struct vc_lane lane;
+    struct vc_lane_step step;
+    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0xa1, 1, 1));
+    start_as_the_least_served();
+    vc_estimate_set(estimate, 2 * US);
     slots[1].cards[0].waiting_until_ns = T + 100 * MS;
     asked[1] = T;
     vc_lane_init(&lane, &gate);
@@ -179,14 +185,7 @@ static void test_who_waits_for_a_copy_leaves_the_turn_to_its_siblings(void)
 /* What does not fit into the rest of the lease waits for the next one: a sibling's work may fit. */
 static void test_what_does_not_fit_into_the_lease_leaves_the_rest_to_siblings(void)
 {
-    start_turns(2);
-    usage.credit_ns = 10 * MS;
-    usage.credit_updated_ns = T;
-    lease(T, T + 7 * MS, T);
-    limits.cards[0].lease_start_ns = T;
-    gate.slot = &slots[0].cards[0];
-    gate.turns = (struct vc_turns){&usage, slots, &slots_used, 0, 0, 0};
-    slots[1].cards[0].served_ns = 5000 * MS;
+    start_as_the_least_served();
     asked[1] = T;
     CHECK(ask(T, 500 * US) == VC_GATE_GO);
     vc_gate_fold(&gate, answer.allowance_ns, 0);

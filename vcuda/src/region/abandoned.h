@@ -40,7 +40,7 @@ uint64_t vc_abandoned_cover(struct vc_paid *paid, uint64_t from_ns, uint64_t unt
 /* Until when a stopped process is to be charged now, if until `known_ns` it is known that it has to be. */
 uint64_t vc_abandoned_known_until(const struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t known_ns, uint64_t now_ns);
 
-/* The card was free at `free_ns`: what slot `slot` has not paid for until then it did not have. */
+/* The card was free at `free_ns`: what slot `slot` has not paid for until then it did not have. Nothing where it waited for all that it had. */
 void vc_abandoned_excuse(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t free_ns);
 
 /* Take over what slot `slot` has not paid for until `now_ns`, or until its process ended (`gone`); returns the GPU time to be charged. */
