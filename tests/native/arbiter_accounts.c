@@ -7,6 +7,7 @@ static void test_a_liar_cannot_stop_the_others(void)
     for (unsigned lie = 0; lie < 3; lie++) {
         start(2);
         memset(&tenants[0].seen, lie == 0 ? 0xff : lie == 1 ? 0x7f : 0x80, sizeof tenants[0].seen);
+        tenants[0].seen.hides = lie == 0; /* never read from the file: true or false, and nothing else */
         unsigned turns = 0;
         for (unsigned i = 0; i < 5000; i++) {
             uint64_t now = T + i * MS;
