@@ -168,10 +168,13 @@ class Server:
             if not plurals or resource.plural in plurals:
                 store.break_watches(forget=forget)
 
-    def answer(self, request: Request, words: str = "") -> Answer | Tunnel | Iterator[JsonObject | None]:
+    def answer(
+        self, request: Request, words: str = "", asked: int | None = None
+    ) -> Answer | Tunnel | Iterator[JsonObject | None]:
         """Carry a request out: the answer, or the events of a watch (None: nothing happened for a while).
 
-        `words` is its query as it came, where names may be repeated.
+        `words` is its query as it came, where names may be repeated; `asked`: how often watches had been broken when
+        it came.
         """
         try:
             if request.path in _OPEN_PATHS:
@@ -194,13 +197,13 @@ class Server:
             if request.query.get("dryRun"):
                 raise errors.bad_request("dryRun is not supported by this stand-in API server")
             if request.method == "GET":
-                return self._read(request, target)
+                return self._read(request, target, asked)
             with self.operations.lock:
                 return self._write(request, target)
         except errors.ApiError as error:
             return _refusal(error)
 
-    def _read(self, request: Request, target: Target) -> Answer | Iterator[JsonObject | None]:
+    def _read(self, request: Request, target: Target, asked: int | None) -> Answer | Iterator[JsonObject | None]:
         query = request.query
         if target.subresource == "log":
             text = fetch_log(self.operations, target, query, self._kubelet_token)
@@ -213,7 +216,7 @@ class Server:
         store = self.operations.stores[target.resource]
         if request.watches:
             bookmarks = query.get("allowWatchBookmarks") == "true" and not as_table
-            found = store.watch(_since(query), target.namespace, selector, bookmarks=bookmarks)
+            found = store.watch(_since(query), target.namespace, selector, bookmarks=bookmarks, asked=asked)
             return self._events(found, target, as_table)
         limit, begun = _number(query.get("limit")), query.get("continue", "")
         with self.operations.lock:
@@ -291,12 +294,13 @@ class _Handler(web.Handler):
         except errors.ApiError as error:
             self._send(_refusal(error))
             return
+        asked = outer.operations.clock.breaks  # what is broken from here on began too early to know of the new hook
         fault = outer.hook(request) or Fault()
         time.sleep(min(fault.stalled_s, request.timeout_s))
         if fault.stalled_s >= request.timeout_s:
             fault = Fault(504, message="the request's timeout is over")
         words = urllib.parse.urlsplit(self.path).query
-        answer = outer.answer(request, words) if fault.status is None or fault.done else None
+        answer = outer.answer(request, words, asked) if fault.status is None or fault.done else None
         time.sleep(fault.late_s)
         if fault.status == 0:
             self.close_connection = True

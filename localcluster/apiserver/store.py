@@ -60,6 +60,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.version = 0
+        self.breaks = 0  # how often watches were ended on purpose
         self.changed = threading.Condition()  # reentrant: a request's verbs are several steps
 
     def tick(self) -> int:
@@ -80,7 +81,7 @@ class Store:
         self._objects: dict[Key, JsonObject] = {}
         self._history: deque[Change] = deque(maxlen=history)
         self._forgotten = 0
-        self._generation = 0
+        self._broken = 0  # which of the clock's breaks ended the watches here last
         self._restored = False
         self.on_change: Callable[[Change], None] = lambda _: None
 
@@ -155,11 +156,15 @@ class Store:
     def break_watches(self, *, forget: bool = False) -> None:
         """End all open watches; with `forget`, whoever comes back with a version from before gets 410."""
         with self._clock.changed:
-            self._generation += 1
+            self._break()
             if forget:
                 self._history.clear()
                 self._forgotten = self._clock.tick()
-            self._clock.changed.notify_all()
+
+    def _break(self) -> None:
+        self._clock.breaks += 1
+        self._broken = self._clock.breaks
+        self._clock.changed.notify_all()
 
     def restore(self, version: int) -> None:
         """Go back to an earlier state, as etcd does when an old backup is restored; what is forgotten stays.
@@ -175,8 +180,7 @@ class Store:
                 else:
                     self._objects[_key(change.last)] = change.before
             self._restored = True
-            self._generation += 1
-            self._clock.changed.notify_all()
+            self._break()
 
     def watch(
         self,
@@ -186,18 +190,20 @@ class Store:
         idle_s: float = 0.5,
         *,
         bookmarks: bool = False,
+        asked: int | None = None,
     ) -> Iterator[JsonObject | None]:
         """Events after version `since`; None begins with every present object.
 
         Gives None whenever nothing happened for `idle_s`, so that the caller may end it, and with `bookmarks` now and
-        then the version alone. Raises ApiError 410 when too old.
+        then the version alone. `asked`: the clock's breaks when the request came, since when one ends it; default: now.
+        Raises ApiError 410 when too old.
         """
 
         def selected(item: JsonObject) -> bool:
             return namespace in (None, item["metadata"].get("namespace", "")) and selector(item)
 
         with self._clock.changed:
-            generation = self._generation
+            asked = self._clock.breaks if asked is None else asked
             present = self.list(namespace, selector) if since is None else []
             since = self.version if since is None else since
         for item in present:
@@ -206,10 +212,10 @@ class Store:
         while True:
             with self._clock.changed:
                 news = self._after(since)
-                if not news and generation == self._generation:
+                if not news and self._broken <= asked:
                     self._clock.changed.wait(idle_s)
                     news = self._after(since)
-                if not news and generation != self._generation:
+                if not news and self._broken > asked:
                     return
             if not news:
                 yield None

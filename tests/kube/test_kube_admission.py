@@ -83,12 +83,16 @@ def test_a_pod_that_names_no_scheduler_is_placed_by_ours(
     assert not any(annotations(system, "first").get(name) == value for name, value in FORGED.items() if value != "true")
     assert f"total={4 * BLOCK} " in system.wait_log("first", "taken=")
     placement = annotations(system, "first")["tencent.com/vcuda-placement"]
-    sources = {
-        event["source"].get("component") or event.get("reportingComponent")
-        for event in system.lab.get("events", "--field-selector=reason=Scheduled")["items"]
-        if event["involvedObject"]["name"] == "first"
-    }
-    assert sources == {SCHEDULER}
+
+    def sources() -> set[str]:  # written by whoever placed it, some time after
+        return {
+            event["source"].get("component") or event.get("reportingComponent")
+            for event in system.lab.get("events", "--field-selector=reason=Scheduled")["items"]
+            if event["involvedObject"]["name"] == "first"
+        }
+
+    eventually("an event says who placed it", sources, 30)
+    assert sources() == {SCHEDULER}
     evidence(f"schedulerName {made['spec']['schedulerName']}, placement {placement} instead of {FORGED}")
 
 

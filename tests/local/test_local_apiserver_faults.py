@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from localcluster import api as apis
-from localcluster.apiserver.faults import Fault
+from localcluster.apiserver.faults import Fault, Request
 from localcluster.apiserver.server import Server
 
 NODES = "/api/v1/nodes"
@@ -74,6 +74,19 @@ def test_a_broken_watch_goes_on_where_it_was_and_a_forgotten_one_is_410(server: 
     newest = api.call("GET", NODES)["metadata"]["resourceVersion"]
     server.put("nodes", node("c"))
     assert next(api.watch(NODES, newest))["object"]["metadata"]["name"] == "c"
+
+
+def test_a_watch_that_is_broken_before_it_begins_ends_at_once(server: Server, api: apis.Api) -> None:
+    """It was let in before the hook was changed, so it would go on unharmed by what should befall it."""
+
+    def slow(request: Request) -> None:
+        if request.watches:
+            server.break_watches()
+
+    version = api.call("GET", NODES)["metadata"]["resourceVersion"]
+    server.hook = slow
+    began = time.monotonic()
+    assert list(api.watch(NODES, version, seconds=5)) == [] and time.monotonic() - began < 3
 
 
 def test_pages_make_a_whole_list(server: Server, api: apis.Api) -> None:

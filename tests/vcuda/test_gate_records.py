@@ -82,4 +82,5 @@ def test_a_record_waits_for_its_containers_lease_for_a_while(tmp_path: Path, how
     if how == "captured":
         assert min(took) < AT_ONCE_MS
     else:
-        assert min(took) > WAITS_MS
+        # Not each: while a busy machine does not let the neighbour run, nobody has the lease.
+        assert sorted(took)[2] > WAITS_MS
