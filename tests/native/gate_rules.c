@@ -144,6 +144,35 @@ static void test_one_unknown_operation_at_a_time_but_no_dead_lock(void)
     CHECK(ask(T + 111 * MS, 0) == VC_GATE_OUTSTANDING);
 }
 
+/* Threads that always have something on the card would never leave the next one's first launch a moment alone. */
+static void test_others_are_held_for_one_unknown_but_not_for_good(void)
+{
+    start(90, 90, 0);
+    CHECK(ask(T, MS) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    struct vc_interval first = {.from_ns = T, .to_ns = T + MS, .estimate_ns = MS, .launched_ns = vc_gate_marked(&gate, 0), .operations = 1, .measurable = true};
+    CHECK(ask(T + 10 * US, 0) == VC_GATE_OUTSTANDING);
+    CHECK(ask(T + 20 * US, 100 * US) == VC_GATE_OUTSTANDING);
+    vc_gate_seen(&gate, T + MS, &first);
+    CHECK(ask(T + MS, 100 * US) == VC_GATE_OUTSTANDING);
+    CHECK(ask(T + MS, 0) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    struct vc_interval second = {.from_ns = T + MS, .to_ns = T + MS + 20 * US, .launched_ns = vc_gate_marked(&gate, 0), .operations = 1, .measurable = true, .unknown = true};
+    vc_gate_seen(&gate, T + MS + 50 * US, &second);
+    CHECK(ask(T + MS + 100 * US, 100 * US) == VC_GATE_OUTSTANDING); /* another one may follow */
+    CHECK(ask(T + MS + 150 * US, 0) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    struct vc_interval third = {.from_ns = T + MS + 150 * US, .to_ns = T + MS + 170 * US, .launched_ns = vc_gate_marked(&gate, 0), .operations = 1, .measurable = true, .unknown = true};
+    vc_gate_seen(&gate, T + MS + 200 * US, &third);
+    CHECK(ask(T + 20 * MS, 100 * US) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    vc_gate_marked(&gate, 0);
+    CHECK(ask(T + 20 * MS + 10 * US, 0) == VC_GATE_OUTSTANDING);
+    CHECK(ask(T + 20 * MS + 20 * US, 100 * US) == VC_GATE_OUTSTANDING);
+    CHECK(ask(T + 71 * MS, 0) == VC_GATE_OUTSTANDING); /* what is there may wait for those who are held, or never end */
+    CHECK(ask(T + 72 * MS, 100 * US) == VC_GATE_GO);
+}
+
 static void test_no_more_is_marked_one_by_one_than_marks_are_kept_for(void)
 {
     start(30, 30, 0);
@@ -475,6 +504,7 @@ int main(void)
     test_who_is_at_its_limit_launches_nothing_behind_what_is_overdue();
     test_what_was_launched_before_anybody_asked_is_charged_at_once_and_closes_the_gate();
     test_one_unknown_operation_at_a_time_but_no_dead_lock();
+    test_others_are_held_for_one_unknown_but_not_for_good();
     test_what_others_paid_for_does_not_make_an_operation_free();
     test_no_more_is_marked_one_by_one_than_marks_are_kept_for();
     test_what_nobody_looks_at_is_charged_as_time_passes();

@@ -27,6 +27,30 @@ static bool all_waits(const struct vc_gate *gate, uint64_t now_ns)
     return gate->unknown == 0 && gate->packed_ns <= now_ns && lately && !on_card;
 }
 
+/* What is new runs alone for so long, and more of it is expected so soon; then others go on for as long as they were held. */
+static const uint64_t ALONE_NS = 3000000, ALONE_NEXT_NS = 200000;
+
+/* One of unknown cost waits for what others launched: these don't launch more meanwhile, or it would wait for good beside busy threads. But what it waits for may wait for them. */
+static void hold_others(struct vc_gate *gate, uint64_t now_ns, const struct vc_policy *policy, uint64_t until_ns)
+{
+    if (policy->leased && !policy->holder)
+        return;
+    if (now_ns >= gate->alone_ends_ns + (gate->alone_ends_ns - gate->alone_since_ns)) {
+        gate->alone_since_ns = now_ns;
+        gate->alone_ends_ns = now_ns + VC_STALL_NS;
+    }
+    gate->alone_until_ns = vc_earlier(until_ns, gate->alone_ends_ns);
+}
+
+/* It begins. */
+static void runs_alone(struct vc_gate *gate, uint64_t now_ns)
+{
+    if (now_ns >= gate->alone_until_ns) /* nobody was held for it */
+        return;
+    gate->alone_ends_ns = vc_earlier(gate->alone_ends_ns, now_ns + ALONE_NS);
+    gate->alone_until_ns = vc_earlier(now_ns + ALONE_NEXT_NS, gate->alone_ends_ns);
+}
+
 /* After the bucket ran dry, resume with a whole chunk instead of one operation at a time: under leases with what others leave time for, else with what flows in within so long, or so many
  * operations. All of them may suddenly take a thousand times as long. */
 static const uint64_t CHUNK_FLOWS_IN_NS = 1000000, CHUNK_LEAST_NS = 150000, CHUNK_OPERATIONS = 4;
@@ -255,6 +279,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
         answer->call_next = vc_turn_is_anybodys(&gate->turns, now_ns, gate->packed_ns - more);
     gate->launched_ns += cost_ns + more;
     gate->unknown += cost_ns == 0;
+    if (cost_ns == 0)
+        runs_alone(gate, now_ns);
     if (cost_ns == 0 && policy->leased) /* nobody else could know that it lasts, should this process stop */
         vc_store_relaxed(&gate->usage->began_ns, VC_UNTOLD | now_ns);
     gate->all_done = false;
@@ -300,6 +326,11 @@ void vc_gate_enter_behind(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
     if (cost_ns == 0 && !nothing_outstanding && !all_waits(gate, now_ns) && !stalled(gate, now_ns)) {
         /* One operation of unknown cost at a time, alone, so that its interval is its own. */
         refuse(answer, VC_GATE_OUTSTANDING, gate->unseen ? now_ns + VC_RECHECK_NS : gate->finish_ns);
+        hold_others(gate, now_ns, &policy, answer->until_ns);
+        refused = true;
+    }
+    if (VC_UNLIKELY(cost_ns != 0 && now_ns < gate->alone_until_ns)) {
+        refuse(answer, VC_GATE_OUTSTANDING, gate->alone_until_ns);
         refused = true;
     }
     if (!refused && VC_UNLIKELY(vc_probe_holds(&gate->probe, now_ns, nothing_outstanding)) && (nothing_outstanding || !stalled(gate, now_ns))) {

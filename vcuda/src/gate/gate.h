@@ -114,6 +114,8 @@ struct vc_gate {
     uint64_t unpaid_ns;    /* … so long behind what was charged */
     uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
     uint32_t unknown;      /* those of them whose cost was not known */
+    /* Since when, until when at the latest, and until when as far as it is known now others are held, for one of unknown cost to begin alone. */
+    uint64_t alone_since_ns, alone_ends_ns, alone_until_ns;
     uint64_t ended_ns;     /* when work was last seen to end, by its mark */
     uint64_t on_card_ns;   /* when work was last seen that is on the card, or waits for nothing else */
     bool all_done;         /* the application waited for all of it, and nothing was launched since */
