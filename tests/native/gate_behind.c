@@ -75,10 +75,35 @@ static void test_who_waits_for_long_leaves_the_card_idle_unless_others_of_its_pr
     CHECK(ask(T, 2 * MS) == VC_GATE_GO);
     vc_gate_marked(&gate, answer.allowance_ns);
     vc_gate_on_card(&gate, T + MS);
-    vc_gate_not_begun(&gate, T + MS, true);
+    CHECK(!vc_gate_not_begun(&gate, T + MS, true));
     CHECK(gate.finish_ns >= T + 2 * MS); /* it had launched 5 ms ahead, in others' leases */
-    vc_gate_not_begun(&gate, T + 2 * MS, true);
+    CHECK(vc_gate_not_begun(&gate, T + 2 * MS, true)); /* whoever waits for it looks again */
     CHECK(gate.finish_ns < T + 2 * MS);
+    CHECK(!vc_gate_not_begun(&gate, T + 2200 * US, true));
+}
+
+/* What varies and waits for a callback together may take 50 ms: its thread waits until the end of some of it is seen, which no lease brings nearer. It waited for its lease, and kept the card idle for
+ * all of it: a steady 70 had 66. */
+static void test_who_waits_for_the_end_of_what_waits_has_no_use_for_a_lease(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    usage.credit_ns = 10 * MS;
+    usage.credit_updated_ns = T;
+    lease(T, T + 8 * MS, T);
+    vc_gate_enter(&gate, T, 100 * US, VC_RISK_NS, &answer);
+    CHECK(answer.reason == VC_GATE_GO);
+    vc_gate_marked(&gate, answer.allowance_ns);
+    vc_gate_enter(&gate, T + 100 * US, 100 * US, MS, &answer);
+    CHECK(answer.reason == VC_GATE_OUTSTANDING && !answer.no_lease); /* it may be on the card */
+    CHECK(vc_gate_not_begun(&gate, T + 400 * US, true));
+    vc_gate_enter(&gate, T + 500 * US, 100 * US, MS, &answer);
+    CHECK(answer.reason == VC_GATE_OUTSTANDING && answer.no_lease);
+    lease(T + 11 * MS, 0, 0);
+    vc_gate_not_begun(&gate, T + 11 * MS, true);
+    vc_gate_enter(&gate, T + 11 * MS, 100 * US, MS, &answer);
+    CHECK(answer.reason == VC_GATE_OUTSTANDING && answer.no_lease); /* … nor for the next one */
+    vc_gate_enter(&gate, T + 11 * MS, 100 * US, 0, &answer);
+    CHECK(answer.reason == VC_GATE_LEASE && !answer.no_lease);
 }
 
 /* One of several streams always waits for its callback, so something is always outstanding: what was never measured was not launched for seconds. */
@@ -102,6 +127,7 @@ int main(void)
     test_what_waits_for_something_else_keeps_nobody_from_the_card();
     test_what_would_begin_behind_the_lease_is_not_launched();
     test_who_waits_for_long_leaves_the_card_idle_unless_others_of_its_process_have_it();
+    test_who_waits_for_the_end_of_what_waits_has_no_use_for_a_lease();
     test_what_was_never_measured_does_not_wait_for_what_waits();
     return check_failures != 0;
 }

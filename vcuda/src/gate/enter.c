@@ -341,6 +341,8 @@ void vc_gate_enter_behind(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
     refused = refused || (policy.holder && leaves_rest(gate, now_ns, cost_ns, ready_ns, &policy, nothing_outstanding, answer));
     refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
     refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);
+    answer->no_lease = !refused && policy.leased && all_waits(gate, now_ns) && unseen_refused(gate, now_ns, cost_ns, risk_ns, credit, &policy, answer);
+    refused = refused || answer->no_lease;
     refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, ready_ns, &policy, nothing_outstanding, answer));
     refused = refused || unseen_refused(gate, now_ns, cost_ns, risk_ns, credit, &policy, answer);
     if (!refused) {

@@ -85,6 +85,7 @@ struct vc_gate_answer {
     uint64_t joins_until_ns; /* GO: work of this process is predicted to be running on the card until then; 0: none */
     bool call_next;      /* TURN, or GO: siblings should look at once */
     bool no_turn;        /* TURN, OUTSTANDING: it could not use one now */
+    bool no_lease;       /* OUTSTANDING: … nor a lease, as all that is outstanding waits for something that is not the card */
     uint64_t mark_ns;      /* GO: estimated work after which an interval is measured */
     bool opened;           /* GO: from now on the helper has to look (vc_gate_rest) */
     bool closing;          /* GO: this is the last operation before the gate shuts: have its end seen */
@@ -216,8 +217,8 @@ void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns);
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns, bool paid);
 
 /* An end mark is still on its way, and what it ends has not begun: its stream has something else to do first. `idle`: that may last, so the card is thought
- * to be idle until it begins. */
-void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle);
+ * to be idle until it begins. Returns whether it was not until now: who waits at the gate should look again. */
+bool vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle);
 
 /* The interval, of which the end was not seen yet, began at its `from_ns`: charge what passes beyond its estimate as it passes, as
  * long as this process runs. `others_gpu_ns` as far as it is known now. */

@@ -81,7 +81,7 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
     pthread_mutex_unlock(&gate->mutex);
 }
 
-void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
+bool vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
 {
     pthread_mutex_lock(&gate->mutex);
     gate->looked_ns = now_ns;
@@ -92,12 +92,14 @@ void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
         vc_gate_publish(gate);
     }
     /* It is paid for until then, for who thinks that we stand still. */
-    if (gate->unseen != 0 && (gate->finish_ns + 2 * VC_REST_NS < now_ns || (idle && alone && gate->finish_ns > now_ns - IDLE_SINCE_NS))) {
+    bool leaves = gate->unseen != 0 && idle && alone && gate->finish_ns > now_ns - IDLE_SINCE_NS;
+    if (leaves || (gate->unseen != 0 && gate->finish_ns + 2 * VC_REST_NS < now_ns)) {
         vc_gate_predict(gate, now_ns - (idle ? IDLE_SINCE_NS : VC_REST_NS), 0);
         gate->stepped_ns = gate->unpaid_ns = 0;
         vc_gate_publish(gate);
     }
     pthread_mutex_unlock(&gate->mutex);
+    return leaves;
 }
 
 struct vc_gate_others vc_gate_others(const struct vc_gate *gate)

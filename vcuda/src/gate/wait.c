@@ -48,7 +48,8 @@ uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const st
         vc_store_release(&gate->usage->refill_ns, answer->refill_ns);
     if (!answer->no_turn)
         vc_store_release(&gate->slot->waiting_until_ns, from + 2 * VC_RECHECK_NS);
-    vc_store_release(&gate->usage->waiting_until_ns, from + 2 * VC_RECHECK_NS);
+    if (!answer->no_lease)
+        vc_store_release(&gate->usage->waiting_until_ns, from + 2 * VC_RECHECK_NS);
     if (answer->call_next) /* whoever looked for it waits for the same word, as everybody in the container */
         syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     if (vc_add(&gate->at_gate, 1) <= (comes ? VC_AT_GATE / 2 : VC_AT_GATE)) { /* who launches comes first */

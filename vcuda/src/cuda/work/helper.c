@@ -430,9 +430,9 @@ static uint64_t work_off(struct vc_tracker *tracker)
             bool paid = charge_progress(tracker, entry, now);
             if (!behind_host)
                 vc_gate_on_card(tracker->gate, now);
-            if (behind_host)
-                vc_gate_not_begun(tracker->gate, now, takes_long(entry->from));
-            else if (expected < now)
+            if (behind_host && vc_gate_not_begun(tracker->gate, now, takes_long(entry->from)))
+                notify(tracker);
+            if (!behind_host && expected < now)
                 vc_gate_overdue(tracker->gate, now, expected, paid);
         }
         link = &entry->next;
