@@ -312,6 +312,22 @@ static void test_streams_side_by_side_pay_common_time_once(void)
     CHECK(vc_gate_seen(&gate, T + 7 * MS, &interval).charged_ns == MS - MS / 10);
 }
 
+/* … also beside others: what the second had in the first one's interval was paid by neither, as an interval that is shorter than was thought holds nobody's slice. Four streams with requests as a 30 beside a trainer had 34, charged
+ * 29.7. */
+static void test_beside_others_streams_have_their_common_time_paid_too(void)
+{
+    struct vc_busy busy = {0};
+    struct vc_interval first = {.from_ns = T, .to_ns = T + 2500 * US, .estimate_ns = MS, .others_gpu_ns = 500 * US, .operations = 1, .measurable = true, .unclear = true}, second = first, third = first;
+    second.from_ns += 100 * US;
+    CHECK(vc_interval_settle(&busy, &first, true, true).charged_ns == MS);
+    struct vc_settlement settlement = vc_interval_settle(&busy, &second, true, true);
+    CHECK(settlement.charged_ns == MS && settlement.evidence != VC_EVIDENCE_CLEAN);
+    CHECK(vc_interval_settle(&busy, &third, true, true).charged_ns == 500 * US); /* together no more than passed */
+    struct vc_interval alone = {.from_ns = T + 3 * MS, .to_ns = T + 4040 * US, .estimate_ns = MS, .operations = 1, .measurable = true, .unclear = true};
+    settlement = vc_interval_settle(&busy, &alone, true, true);
+    CHECK(settlement.charged_ns == 1040 * US && settlement.evidence == VC_EVIDENCE_CLEAN);
+}
+
 static void test_a_call_that_is_held_up_hides_nothing_of_what_it_launched(void)
 {
     struct vc_interval interval = {.from_ns = T, .to_ns = T + 5 * MS, .slack_ns = 3 * MS, .unknown = true, .measurable = true, .operations = 1};
@@ -415,5 +431,6 @@ int main(void)
     test_overlapped_work_is_charged_fairly();
     test_other_processes_of_the_container_count_as_others();
     test_streams_side_by_side_pay_common_time_once();
+    test_beside_others_streams_have_their_common_time_paid_too();
     return check_failures != 0;
 }

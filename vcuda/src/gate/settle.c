@@ -180,6 +180,12 @@ static bool is_mostly_mark(const struct vc_interval *interval)
     return !interval->from_idle && !interval->loose && interval->uncovered_ns < MARK_TELLS_NS;
 }
 
+/* Other streams of the process have paid a part of it. The card's clock resolves no less. */
+static bool is_common(const struct vc_interval *interval, uint64_t length_ns)
+{
+    return interval->uncovered_ns + vc_earlier(CLOCK_RESOLVES_NS, length_ns / 16) < length_ns;
+}
+
 /* All of it is charged, else a call that is held up would hide what it began. */
 static bool is_unproven(const struct vc_interval *interval)
 {
@@ -218,7 +224,7 @@ static struct vc_settlement settle_alone(const struct vc_interval *interval, enu
 static void judge_beside(const struct vc_interval *interval, uint64_t length_ns, struct vc_settlement *settlement)
 {
     uint64_t launched = interval->launched_meanwhile_ns;
-    bool beside = interval->joined || interval->uncovered_ns + vc_earlier(CLOCK_RESOLVES_NS, length_ns / 16) < length_ns; /* the card's clock resolves no less */
+    bool beside = interval->joined || is_common(interval, length_ns);
     if (!beside || interval->unknown)
         return;
     if (length_ns < interval->estimate_ns)
@@ -320,7 +326,7 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
     else
         cover_work(busy, interval);
     bool amid = interval->siblings && !interval->unknown;
-    if (!overlapped || (has_no_slice(interval) && (interval->siblings || (beside && can_be(interval, interval->doubted)))))
+    if (!overlapped || (has_no_slice(interval) && (interval->siblings || (beside && !is_common(interval, length) && can_be(interval, interval->doubted)))))
         return settle_alone(interval, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN);
     if (amid)
         return settle_amid_siblings(busy, interval, length);
