@@ -123,18 +123,41 @@ static void test_such_turns_of_the_card_are_known_to_last(void)
 {
     start(30, 30, VC_CARD_SHARED);
     lease(T, T + 4 * MS, T);
-    for (unsigned i = 0; i < 100; i++)
-        vc_gate_came(&gate, T, true);
-    CHECK_NEAR(usage.predicted_finish_ns, T + 800 * US, 100 * US); /* as many may be waited for at once */
-    CHECK(usage.gpu_ns == 0);
+    unsigned turns = 0;
+    while (turns < 100 && vc_gate_comes(&gate, T)) {
+        vc_gate_came(&gate, T, true, false);
+        turns++;
+    }
+    CHECK(turns >= 38 && turns <= 40); /* as many as the card gets around to before the lease ends */
+    CHECK_NEAR(usage.predicted_finish_ns, T + 4 * MS, 200 * US);
+    CHECK(usage.gpu_ns == turns * 100 * US);
     start(30, 30, VC_CARD_SHARED);
     lease(T, T + 4 * MS, T);
-    vc_gate_came(&gate, T, false);
-    vc_gate_came(&gate, T, false); /* around work */
+    vc_gate_came(&gate, T, false, false);
+    vc_gate_came(&gate, T, false, false); /* around work */
     CHECK(usage.predicted_finish_ns == 0);
     for (unsigned i = 0; i < 100; i++)
-        vc_gate_came(&gate, T, false);
-    CHECK(usage.predicted_finish_ns > T);
+        vc_gate_came(&gate, T, false, false);
+    CHECK(usage.predicted_finish_ns > T && usage.gpu_ns == 0);
+}
+
+static void test_such_turns_are_charged_once(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 4 * MS, T);
+    vc_gate_came(&gate, T, true, true); /* in whoever's lease, and there and back */
+    CHECK(usage.gpu_ns == 200 * US && usage.predicted_finish_ns == 0);
+    CHECK(ask(T, 100 * US) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    vc_gate_marked(&gate, 0);
+    uint64_t charged = usage.gpu_ns;
+    vc_gate_came(&gate, T, true, false); /* within the interval */
+    CHECK(usage.gpu_ns == charged);
+    vc_gate_came(&gate, T, true, true);
+    CHECK(usage.gpu_ns == charged + 200 * US);
+    start(30, 30, VC_CARD_SHARED); /* nobody else has the card */
+    vc_gate_came(&gate, T, true, false);
+    CHECK(usage.gpu_ns == 0);
 }
 
 int main(void)
@@ -147,5 +170,6 @@ int main(void)
     test_a_new_holder_counts_from_its_predecessors_end();
     test_what_has_the_card_turn_to_it_comes_within_a_lease();
     test_such_turns_of_the_card_are_known_to_last();
+    test_such_turns_are_charged_once();
     return check_failures != 0;
 }

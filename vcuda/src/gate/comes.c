@@ -14,22 +14,27 @@ bool vc_gate_comes(const struct vc_gate *gate, uint64_t now_ns)
         return true;
     if (!policy.holder || now_ns >= policy.lease_end_ns)
         return false;
-    uint64_t own = vc_load_relaxed(&gate->usage->predicted_finish_ns);
-    return vc_earlier(vc_later(own, now_ns), now_ns + VC_LONG_OPERATION_NS) + SWITCH_NS < policy.lease_end_ns;
+    uint64_t own = vc_earlier(vc_load_relaxed(&gate->usage->predicted_finish_ns), now_ns + VC_LONG_OPERATION_NS);
+    return vc_later(vc_later(own, vc_load_relaxed(&gate->turned_ns)), now_ns) + SWITCH_NS < policy.lease_end_ns;
 }
 
-/* As many turns may be waited for at once, as far as anybody predicts; and so many in a row come to mark work, as before and behind it. */
-enum { TURNS_AHEAD = 8, CAME_AROUND_WORK = 4 };
+/* So many in a row come to mark work, as before and behind it. */
+enum { CAME_AROUND_WORK = 4 };
 
-void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several)
+void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several, bool behind)
 {
     pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
     gate->came = gate->launched_ns == gate->came_then_ns ? gate->came + (gate->came <= CAME_AROUND_WORK) : 1;
     gate->came_then_ns = gate->launched_ns;
-    uint64_t finish = vc_later(vc_later(gate->finish_ns, vc_load_relaxed(&gate->usage->predicted_finish_ns)), now_ns);
-    if ((several || gate->came > CAME_AROUND_WORK) && finish < now_ns + TURNS_AHEAD * SWITCH_NS) {
-        vc_gate_predict(gate, finish + SWITCH_NS, gate->later_ns);
+    if ((several || gate->came > CAME_AROUND_WORK) && !behind) {
+        uint64_t finish = vc_later(vc_later(gate->finish_ns, vc_load_relaxed(&gate->usage->predicted_finish_ns)), now_ns);
+        vc_store_relaxed(&gate->turned_ns, vc_later(gate->turned_ns, vc_earlier(finish, now_ns + VC_LONG_OPERATION_NS)) + SWITCH_NS);
+        vc_gate_predict(gate, vc_later(finish, gate->turned_ns), gate->later_ns);
         vc_gate_publish(gate);
     }
+    bool measured = !behind && gate->unseen != 0; /* an interval of the lease has it inside */
+    if (several && !measured && policy.leased && !policy.together)
+        vc_gate_charge(gate, (behind ? 2 : 1) * (int64_t)SWITCH_NS);
     pthread_mutex_unlock(&gate->mutex);
 }

@@ -155,6 +155,7 @@ struct vc_gate {
     uint64_t beside_until_ns; /* … and until when streams are believed to run beside each other, because another did while that one's was on the card */
     uint64_t came_then_ns; /* `launched_ns` when such came last that takes no time of the card … */
     uint32_t came;         /* … and how many since anything was launched */
+    uint64_t turned_ns;    /* when the card should have turned to all of them */
     uint32_t visits;       /* bursts in a row that came after a pause, and for which the application waited once (vc_gate_leave) … */
     uint64_t visited_ns;   /* … as for the latest one then; 0: it has asked since */
     uint32_t waiting_threads;
@@ -176,8 +177,9 @@ void vc_gate_enter_behind(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
 
 /* Whether what takes no time of the card, but has to come to it, as the record of an event, may do so now: not while others have it. On GO nothing is charged or counted as launched. */
 bool vc_gate_comes(const struct vc_gate *gate, uint64_t now_ns);
-/* It comes now, and not behind work of its context's: the card will have turned to it so much later. `several`: contexts, so that each is another's turn. */
-void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several);
+/* It comes now, and not behind work of its context's: the card will have turned to it so much later, or nobody knows when, `behind` something that is not the card's work.
+ * `several`: contexts, so that each is another's turn, and charged. */
+void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several, bool behind);
 
 /* What the gate let go is handed to the driver now, after what had to be done before: until then a process that had nothing on the card has nothing there, and owes nothing, should it end. */
 void vc_gate_hands_over(struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_answer *answer);

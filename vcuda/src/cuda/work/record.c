@@ -66,6 +66,19 @@ static bool is_behind_own(CUcontext context, CUstream stream, uint64_t now_ns)
     return there;
 }
 
+/* As far as one may ask: a callback, a copy over the bus or a wait comes first. */
+static bool waits_for_more(CUstream stream)
+{
+    return vc_real.cuStreamQuery && !vc_stream_of_context(stream) && !vc_visit_captures() && vc_real.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
+}
+
+/* It comes to the card now. */
+static void turns(struct vc_gate *gate, CUstream stream, uint64_t now_ns)
+{
+    bool several = vc_several_contexts();
+    vc_gate_came(gate, now_ns, several, several && waits_for_more(stream));
+}
+
 static void wait_for_lease(struct vc_gate *gate)
 {
     vc_work_waits(); /* as before any sleep */
@@ -74,10 +87,8 @@ static void wait_for_lease(struct vc_gate *gate)
     answer.until_ns = now + VC_STALL_NS;
     while (now < answer.until_ns) {
         struct vc_gate_words words = vc_gate_words(gate);
-        if (vc_gate_comes(gate, now)) {
-            vc_gate_came(gate, now, true);
+        if (vc_gate_comes(gate, now))
             break;
-        }
         now = vc_gate_wait(gate, words, &answer);
     }
     vc_gate_passed(gate);
@@ -94,6 +105,7 @@ static __attribute__((noinline)) void come(CUstream stream, uint64_t now_ns)
     if (!gate || (stream != CU_STREAM_LEGACY && vc_capture_is(stream)) || is_behind_own(context, stream, now_ns))
         return;
     wait_for_lease(gate);
+    turns(gate, stream, vc_now_ns());
 }
 
 /* Of several contexts, of this process or of siblings, each has the card turn to it. Where a process has several cards this is not counted. */
@@ -102,7 +114,7 @@ static void count_turn(CUstream stream, uint64_t now_ns)
     struct vc_gate *gate = vc_gates_get(0);
     bool several = vc_several_contexts(), siblings = gate->turns.slots && vc_load_relaxed(gate->turns.slots_used) > 1;
     if ((several || siblings) && !is_plainly_behind_own(stream, now_ns))
-        vc_gate_came(gate, now_ns, several);
+        turns(gate, stream, now_ns);
 }
 
 static inline void comes(CUstream stream)
