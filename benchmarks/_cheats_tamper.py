@@ -93,6 +93,11 @@ DUMMIES = (
     "put({credit_ns}, 10_000_000); put({credit_updated_ns}, now)"
 )
 
+# As on a card that runs every kernel to its end, behind others' long ones.
+WAITS_LONG = (
+    "since = now - now % 30_000_000; put({began_ns}, since + (1 << 63) if now < since + 20_000_000 else now - 100_000)"
+)
+
 TAMPERINGS = (
     Tampering("credit", "put({credit_ns}, 10_000_000)"),
     Tampering("credit without bound", "put({credit_ns}, (1 << 63) - 1)"),
@@ -107,6 +112,7 @@ TAMPERINGS = (
     Tampering("has left", "put({refill_ns}, (1 << 64) - 2)", pattern="long_kernels"),  # with work on the card
     Tampering("begins in the future", "put({began_ns}, now + 10_000_000_000)"),
     Tampering("never begins", "put({began_ns}, (1 << 64) - 1)"),
+    Tampering("waits as if nothing were cut", WAITS_LONG, 0.0005, pattern="long_kernels"),
     Tampering("garbage turns", "put({turn}, now * 0x9E3779B97F4A7C15)"),
     Tampering("bells without end", "ring({wake_futex}); page.flush()", 0.00002),
     Tampering("all of it", ALL_OF_IT),

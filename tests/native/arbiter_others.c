@@ -242,7 +242,7 @@ static void test_nobodys_lease_is_its_own_while_others_work_may_begin_at_any_tim
         vc_plan_decide(&plan, T + ms * MS);
         CHECK(tenants[0].lease_sequence & VC_LEASE_UNCLEAR && tenants[0].others_active_ns == T + ms * MS);
     }
-    CHECK(plan.uncut_until_ns == 0 && !(tenants[1].lease_sequence & VC_LEASE_UNCLEAR));
+    CHECK(tenants[1].uncut_until_ns == 0 && !(tenants[1].lease_sequence & VC_LEASE_UNCLEAR));
     vc_plan_decide(&plan, T + 40 * MS); /* it says so no more */
     CHECK(!(tenants[0].lease_sequence & VC_LEASE_UNCLEAR));
     tenants[1].seen.began_ns = VC_BEHIND | (T + 80 * MS); /* … or of a time that has not come */

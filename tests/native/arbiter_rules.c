@@ -133,8 +133,8 @@ static void test_a_holder_that_nothing_fits_any_more_gives_up_its_lease(void)
  * card that runs it to its end anyway, nor if the next one's priority is higher, nor where it may be long over, because its process was stopped lately. */
 static void test_a_lease_waits_for_what_is_longer_than_it(void)
 {
-    enum { ENDS, UNPAID, ENDLESS, UNCUT, SHORT, HIGHER, STOPPED };
-    for (unsigned run = ENDS; run <= STOPPED; run++) {
+    enum { ENDS, UNPAID, ENDLESS, UNCUT, SHORT, HIGHER, STOPPED, UNCUT_SAYS_HOLDER, UNCUT_SAYS_NEXT };
+    for (unsigned run = ENDS; run <= UNCUT_SAYS_NEXT; run++) {
         start(2);
         vc_tenant_prioritise(&tenants[1], run == HIGHER ? VC_PRIORITY_HIGH : VC_PRIORITY_NORMAL);
         waits(0, T);
@@ -142,9 +142,10 @@ static void test_a_lease_waits_for_what_is_longer_than_it(void)
         uint64_t ends = T + (run == ENDLESS ? 200 : run == SHORT ? 7 : 20) * MS;
         tenants[1].was_idle = false; /* it does not come back from idle */
         tenants[1].virtual_ns = 1e6;
-        plan.uncut_until_ns = run == UNCUT ? T + 1000 * MS : 0;
+        tenants[0].uncut_until_ns = run == UNCUT || run == UNCUT_SAYS_HOLDER ? T + 1000 * MS : 0;
+        tenants[1].uncut_until_ns = run == UNCUT || run == UNCUT_SAYS_NEXT ? T + 1000 * MS : 0;
         tenants[0].stopped_ns = run == STOPPED ? T - 500 * MS : 0;
-        uint64_t until = run == ENDS ? ends - VC_LEASE_LEAD_NS : run == ENDLESS ? T + 31 * MS : T + 6 * MS, next = T;
+        uint64_t until = run == ENDS || run >= UNCUT_SAYS_HOLDER ? ends - VC_LEASE_LEAD_NS : run == ENDLESS ? T + 31 * MS : T + 6 * MS, next = T;
         works(0, T, run == UNPAID ? 0 : ends - T, ends);
         for (uint64_t now = T; now < until; now = next) {
             for (unsigned i = 0; i < 2; i++)

@@ -50,9 +50,29 @@ static void test_siblings_that_are_made_up_take_nothing_from_the_charge(void)
     model_free(model);
 }
 
+/* As on a card that cuts no kernel it waits for 20 of each 30 ms, says the file. Then nobody waited for its long kernels to end, and nothing of their time was taken off what the neighbour was
+ * charged beside them: that had 62.6 points, charged 70.0, and the liar 18.0. */
+static void test_waiting_that_is_made_up_costs_the_neighbour_nothing(void)
+{
+    struct model *model = model_new(1, true);
+    model_tenant(model, 30, 30, true);
+    model_process(model, 0, greedy(20 * MS));
+    model_tenant(model, 70, 70, true);
+    model_process(model, 1, greedy(MS));
+    for (uint64_t at = MS / 2; at <= 5 * S; at += MS / 2) {
+        uint64_t now = S + at, phase = at % (30 * MS);
+        model_usage(model, 0)->began_ns = phase < 20 * MS ? VC_NOT_BEGUN | (now - phase) : now - MS / 10;
+        model_run(model, at);
+    }
+    CHECK(share(model, 0, S, 5 * S) <= 31 && share(model, 1, S, 5 * S) >= 68);
+    CHECK_NEAR((double)model_usage(model, 1)->gpu_ns / (double)model_work_ns(model, 1, 0, 5 * S) * 1000, 1000, 15);
+    model_free(model);
+}
+
 int main(void)
 {
     test_what_a_tenant_writes_gives_it_nothing();
     test_siblings_that_are_made_up_take_nothing_from_the_charge();
+    test_waiting_that_is_made_up_costs_the_neighbour_nothing();
     return check_failures != 0;
 }

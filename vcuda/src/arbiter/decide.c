@@ -221,7 +221,8 @@ static bool runs_on(const struct vc_card_plan *plan, uint64_t now_ns)
     uint64_t until = vc_earlier(vc_earlier(holder->finish_ns, holder->paid_until_ns), plan->lease_end_ns + RUNS_ON_MOST_NS);
     int next = least_served(plan, -1, plan->holder);
     bool higher = next >= 0 && plan->tenants[next].rank > holder->rank, stops = holder->stopped_ns != 0 && now_ns < holder->stopped_ns + STOPPED_LATELY_NS;
-    return !higher && !stops && plan->uncut_until_ns <= now_ns && until > now_ns && holder->finish_ns > plan->lease_end_ns + RUNS_ON_LEAST_NS;
+    bool uncut = next >= 0 && vc_uncut_between(holder, &plan->tenants[next], now_ns);
+    return !higher && !stops && !uncut && until > now_ns && holder->finish_ns > plan->lease_end_ns + RUNS_ON_LEAST_NS;
 }
 
 static bool would_be_over(const struct vc_card_plan *plan, uint64_t now_ns)

@@ -40,33 +40,36 @@ static unsigned parts_of(const struct vc_tenant *tenant)
     return tenant->still ? tenant->seen.open : 1;
 }
 
-static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
+static uint64_t busy_from(const struct vc_tenant *tenant, uint64_t from_ns, uint64_t now_ns)
 {
-    return plan->uncut_until_ns > now_ns;
+    uint64_t until = tenant->still ? now_ns : vc_earlier(tenant->finish_ns, now_ns);
+    return until > from_ns ? until - from_ns : 0;
 }
 
-/* How long since the last look the tenant had work on the card, as it predicted. On a card that runs every kernel to its end only from
- * when it began: while it waits for a neighbour's kernel neither has anything of the other's time. */
+/* How long since the last look the tenant had work on the card, as it predicted. */
 static uint64_t busy_since(const struct vc_card_plan *plan, const struct vc_tenant *tenant, uint64_t now_ns)
 {
-    uint64_t from = uncut(plan, now_ns) ? vc_later(plan->looked_ns, tenant->seen.began_ns) : plan->looked_ns;
-    uint64_t until = tenant->still ? now_ns : vc_earlier(tenant->finish_ns, now_ns);
-    return until > from ? until - from : 0;
+    return busy_from(tenant, plan->looked_ns, now_ns);
 }
 
-/* Where no kernel is cut, whoever began last runs, and whoever began before it and is not done waits behind it. */
+/* The same where kernels run to their end, by who says so: only from when it began. While it waits for a neighbour's kernel neither has anything of the other's time. */
+static uint64_t had_since(const struct vc_card_plan *plan, const struct vc_tenant *tenant, uint64_t now_ns)
+{
+    return tenant->uncut_until_ns > now_ns ? busy_from(tenant, vc_later(plan->looked_ns, tenant->seen.began_ns), now_ns) : 0;
+}
+
+/* Of those whoever began last runs, and whoever began before it and is not done waits behind it. */
 static void split_by_turns(struct vc_card_plan *plan, uint64_t now_ns)
 {
     const struct vc_tenant *runner = NULL;
     for (unsigned i = 0; i < plan->count; i++) {
         const struct vc_tenant *tenant = &plan->tenants[i];
-        if (busy_since(plan, tenant, now_ns) != 0 && (!runner || tenant->seen.began_ns > runner->seen.began_ns))
+        if (had_since(plan, tenant, now_ns) != 0 && (!runner || tenant->seen.began_ns > runner->seen.began_ns))
             runner = tenant;
     }
     for (unsigned i = 0; runner && i < plan->count; i++)
         if (&plan->tenants[i] != runner)
-            plan->tenants[i].others_gpu_ns +=
-                vc_earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
+            plan->tenants[i].others_gpu_ns += vc_earlier(had_since(plan, &plan->tenants[i], now_ns), had_since(plan, runner, now_ns));
 }
 
 /* Whoever was stopped had the card where others had not: they are charged for what they launch, so that was their part, however seldom they had work there. What
@@ -142,7 +145,7 @@ static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
         for (unsigned j = 0; busy != 0 && j < plan->count; j++) {
             struct vc_tenant *other = &plan->tenants[j];
             uint64_t theirs = busy_since(plan, other, now_ns);
-            if (j == i || other->still || theirs == 0)
+            if (j == i || other->still || theirs == 0 || vc_uncut_between(tenant, other, now_ns))
                 continue;
             other->others_gpu_ns += vc_earlier(busy, theirs) * ran / busy;
             tenant->others_gpu_ns += vc_earlier(left, theirs) / (parts - 1);
@@ -152,9 +155,7 @@ static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
 
 void vc_plan_divide(struct vc_card_plan *plan, uint64_t now_ns)
 {
-    if (uncut(plan, now_ns))
-        split_by_turns(plan, now_ns);
-    else
-        split_overlaps(plan, now_ns);
+    split_by_turns(plan, now_ns);
+    split_overlaps(plan, now_ns);
     note_stopped(plan, now_ns);
 }

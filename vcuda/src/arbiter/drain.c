@@ -53,7 +53,7 @@ bool vc_drain_waits(struct vc_card_plan *plan, int next, uint64_t now_ns)
             plan->lease_end_ns = vc_earlier(plan->lease_end_ns, now_ns);
     }
     /* Who was stopped lately is waited for, though nobody waits for its long work to end: else a child that stops for a moment in each second would let the others hide what they like. */
-    if (!plan->drains || holder->still || plan->uncut_until_ns > now_ns || next < 0 || plan->tenants[next].rank > holder->rank)
+    if (!plan->drains || holder->still || next < 0 || vc_uncut_between(holder, &plan->tenants[next], now_ns) || plan->tenants[next].rank > holder->rank)
         return false;
     if (now_ns < plan->over_ns + DRAIN_MOST_NS && now_ns < holder->finish_ns + DRAINED_NS)
         return true;

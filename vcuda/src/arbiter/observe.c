@@ -202,7 +202,7 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
             uint64_t began = vc_earlier(tenant->seen.began_ns, tenant->queued_until_ns);
             uint64_t slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
             if (tenant->queued_since_ns != 0 && !waits && !behind && slices != 0 && began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
-                plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
+                tenant->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
             tenant->queued_since_ns = 0;
             tenant->queued_behind = 0;
             continue;

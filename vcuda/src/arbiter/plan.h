@@ -69,6 +69,7 @@ struct vc_tenant {
     uint64_t queued_since_ns; /* its work has not begun since then; 0: it has … */
     uint64_t queued_until_ns; /* … and had not at that look */
     unsigned queued_behind;   /* the most others that had work on the card meanwhile, or wanted to */
+    uint64_t uncut_until_ns;  /* lately it waited for longer than slices explain: it says that the card runs kernels to their end */
     uint64_t behind_ns; /* its work was last seen to wait for something that is not on the card, and may begin at any time */
     bool waiting, active, was_idle, returned, in_credit;
     bool left;           /* it says that it will not launch anything soon, and is done */
@@ -118,8 +119,13 @@ struct vc_card_plan {
     uint64_t together_ns, beside_ns, period_ns, apart_until_ns;
     unsigned period_looks;
     uint64_t looked_ns;
-    uint64_t uncut_until_ns; /* lately somebody waited longer than slices explain: the card runs kernels to their end */
 };
+
+/* Both say that the card runs kernels to their end. By the word of one alone another would pay for work that runs on into its leases. */
+static inline bool vc_uncut_between(const struct vc_tenant *one, const struct vc_tenant *other, uint64_t now_ns)
+{
+    return one->uncut_until_ns > now_ns && other->uncut_until_ns > now_ns;
+}
 
 void vc_plan_init(struct vc_card_plan *plan);
 void vc_tenant_init(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limit);
