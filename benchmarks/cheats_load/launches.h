@@ -2,12 +2,12 @@
 #pragma once
 #include "work.h"
 
-static handle make_graph(struct place *place, unsigned kernels)
+static handle make_graph(struct place *place, const char *name, unsigned count)
 {
     handle graph;
     capture_on(place->streams[0]);
-    for (unsigned i = 0; i < kernels; i++)
-        launch(place, "spin_200us", place->streams[0]);
+    for (unsigned i = 0; i < count; i++)
+        launch(place, name, place->streams[0]);
     CALL(cuStreamEndCapture, place->streams[0], &graph);
     return graph;
 }
@@ -15,30 +15,46 @@ static handle make_graph(struct place *place, unsigned kernels)
 static void graphs(struct place *place)
 {
     if (!place->executable) {
-        place->graph = make_graph(place, 5);
+        place->graph = make_graph(place, "spin_200us", 5);
         CALL(cuGraphInstantiateWithFlags, &place->executable, place->graph, 0ull);
     }
     for (unsigned i = 0; i < 8; i++)
         CALL(cuGraphLaunch, place->executable, place->streams[0]);
 }
 
-static void graphs_updated(struct place *place)
+static void launch_updated(struct place *place, handle graph)
 {
     struct {
         int result;
         handle error_node, error_from;
     } info;
-    if (!place->executable) {
-        place->graph = make_graph(place, 10);
-        CALL(cuGraphInstantiateWithFlags, &place->executable, place->graph, 0ull);
-    }
-    CALL(cuGraphExecUpdate_v2, place->executable, place->graph, &info);
+    if (!place->executable)
+        CALL(cuGraphInstantiateWithFlags, &place->executable, graph, 0ull);
+    CALL(cuGraphExecUpdate_v2, place->executable, graph, &info);
     CALL(cuGraphLaunch, place->executable, place->streams[0]);
+}
+
+static void graphs_updated(struct place *place)
+{
+    if (!place->graph)
+        place->graph = make_graph(place, "spin_200us", 10);
+    launch_updated(place, place->graph);
+}
+
+/* Proven short, and long at random: an update alone can tell. */
+static void graphs_updated_long(struct place *place)
+{
+    static handle shorter, longer;
+    if (!shorter) {
+        shorter = make_graph(place, "spin_10us", 2);
+        longer = make_graph(place, "spin_20ms", 2);
+    }
+    launch_updated(place, rand() % 8 ? shorter : longer);
 }
 
 static void graphs_made_anew(struct place *place)
 {
-    handle executable, graph = make_graph(place, 10);
+    handle executable, graph = make_graph(place, "spin_200us", 10);
     CALL(cuGraphInstantiateWithFlags, &executable, graph, 0ull);
     CALL(cuGraphLaunch, executable, place->streams[0]);
     CALL(cuStreamSynchronize, place->streams[0]);
@@ -49,7 +65,7 @@ static void graphs_made_anew(struct place *place)
 static void child_graphs(struct place *place)
 {
     if (!place->executable) {
-        handle node, child = make_graph(place, 5), parent;
+        handle node, child = make_graph(place, "spin_200us", 5), parent;
         CALL(cuGraphCreate, &parent, 0);
         for (unsigned i = 0; i < 4; i++)
             CALL(cuGraphAddChildGraphNode, &node, parent, NULL, (size_t)0, child);

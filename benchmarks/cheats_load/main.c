@@ -93,6 +93,7 @@ static const struct pattern patterns[] = {
     PATTERN(left_in_another_context, 1, 1, 0),
     PATTERN(graphs, 1, 1, 0),
     PATTERN(graphs_updated, 1, 1, 0),
+    PATTERN(graphs_updated_long, 1, 1, 0),
     PATTERN(graphs_made_anew, 1, 1, 0),
     PATTERN(child_graphs, 1, 1, 0),
     PATTERN(graph_of_sets, 1, 1, 0),

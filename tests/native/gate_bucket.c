@@ -77,6 +77,12 @@ static void test_estimates_follow_the_evidence(void)
         vc_estimate_learn(cost, 1000, 1000, 1000, VC_EVIDENCE_CLEAN);
     }
     CHECK(vc_estimate_pass(cost) == 1000 && vc_estimate_risk(cost) == 0);
+    vc_estimate_unprove(cost); /* a graph was updated: what it costs now may be something else, but it does not run alone */
+    CHECK(vc_estimate_cost(cost) == 1000 && vc_estimate_pass(cost) == 0 && vc_estimate_risk(cost) == VC_UNPROVEN_NS);
+    vc_estimate_reset(cost);
+    vc_estimate_set(cost, 1000000);
+    vc_estimate_unprove(cost);
+    CHECK(vc_estimate_pass(cost) == 1000000 && vc_estimate_risk(cost) == 0);
     vc_estimate_reset(cost);
     vc_estimate_set(cost, 500);
     for (unsigned i = 0; i < 20; i++) /* beside others that much longer may be theirs: it proves nothing */

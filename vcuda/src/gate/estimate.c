@@ -170,6 +170,13 @@ unsigned vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, 
     return (double)measured_ns * (1 - least / implied) > SLICE_NS ? 1 : VC_SURPRISE;
 }
 
+void vc_estimate_unprove(struct vc_estimate *estimate)
+{
+    __atomic_store_n(&estimate->measured, 0, __ATOMIC_RELAXED);
+    if (vc_estimate_risk(estimate))
+        __atomic_store_n(&estimate->pass_ns, 0, __ATOMIC_RELAXED);
+}
+
 void vc_estimate_reset(struct vc_estimate *estimate)
 {
     __atomic_store_n(&estimate->pass_ns, 0, __ATOMIC_RELAXED);

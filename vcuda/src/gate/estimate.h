@@ -90,7 +90,10 @@ unsigned vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, 
 /* Something says that it may have cost more than was thought: the next one is measured. */
 void vc_estimate_doubt(struct vc_estimate *estimate);
 
-/* The operation has changed (graph update, parameters): unknown again. */
+/* The operation may have changed (graph update, parameters): its cost is kept, but not proven again. */
+void vc_estimate_unprove(struct vc_estimate *estimate);
+
+/* It may be another one now: unknown again. */
 void vc_estimate_reset(struct vc_estimate *estimate);
 
 #endif

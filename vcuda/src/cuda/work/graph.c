@@ -1,4 +1,4 @@
-/* Hooks of executable graphs: a launch is one operation of the graph's own cost; a changed graph has an unknown one. */
+/* Hooks of executable graphs: a launch is one operation of the graph's own cost; a changed graph keeps it, but as one that is not proven. */
 #include "cuda/memory/code.h"
 #include "cuda/memory/graph_memory.h"
 #include "cuda/work/work.h"
@@ -10,7 +10,7 @@ static uint64_t key_of(CUgraphExec graph)
 
 static CUresult changed(CUgraphExec graph, CUresult result)
 {
-    vc_estimate_reset(vc_estimate_find(key_of(graph)));
+    vc_estimate_unprove(vc_estimate_find(key_of(graph)));
     return result;
 }
 
@@ -122,4 +122,11 @@ VC__CHANGES_KERNELS(cuGraphExecChildGraphNodeSetParams, (CUgraphExec graph, CUgr
 VC__CHANGES_KERNELS(cuGraphExecNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraphNodeParams *parameters),
             (graph, node, parameters), pay_any_node(parameters))
 VC__CHANGES(cuGraphNodeSetEnabled, (CUgraphExec graph, CUgraphNode node, unsigned int enabled), (graph, node, enabled))
-VC__CHANGES(cuGraphExecDestroy, (CUgraphExec graph), (graph))
+
+/* Its handle may come back as another's. */
+CUresult vc_hook_cuGraphExecDestroy(CUgraphExec graph)
+{
+    CUresult result = vc_real.cuGraphExecDestroy(graph);
+    vc_estimate_reset(vc_estimate_find(key_of(graph)));
+    return result;
+}
