@@ -98,6 +98,12 @@ WAITS_LONG = (
     "since = now - now % 30_000_000; put({began_ns}, since + (1 << 63) if now < since + 20_000_000 else now - 100_000)"
 )
 
+# What all of the container's processes found together.
+NOTHING_FOUND = (
+    "[put(at, 0) for at in ({doubt}, {unpaid_ns}, {all_until_ns}, {all_for_ns}, {surprises}, {beyond_ns})]; "
+    "put({credit_ns}, 10_000_000); put({credit_updated_ns}, now)"
+)
+
 TAMPERINGS = (
     Tampering("credit", "put({credit_ns}, 10_000_000)"),
     Tampering("credit without bound", "put({credit_ns}, (1 << 63) - 1)"),
@@ -122,5 +128,6 @@ TAMPERINGS = (
     Tampering("all paid for by the killed", PAID_FOR, pattern="killed_soon"),
     Tampering("nothing left by the killed", "put({left_ns}, 0)", 0.0002, pattern="killed_soon"),
     Tampering("dummies that have work", DUMMIES, 0.0002, pattern="killed_soon"),
+    Tampering("nothing found by the young", NOTHING_FOUND, 0.0002, pattern="long_behind_a_short_one_by_the_young"),
     Tampering("a file that shrinks", "os.truncate(path, 4096 if int(now / 1e8) % 2 else 393216)", 0.01),
 )

@@ -104,6 +104,29 @@ static void long_behind_a_short_one_by_children(struct place *place)
     waitpid(longer, NULL, 0);
 }
 
+/* It behaves for as long as everything is marked, and ends before its own samples are sure. */
+static void behave_then_hide(struct place *place)
+{
+    handle shortest = launched_by_argument(place, "spin_10us");
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (uint64_t until_ns = now_ns() + 260000000; now_ns() < until_ns; sleep_us(3000))
+        prove_short(place, shortest, 1);
+    for_so_long(place, 140000000);
+}
+
+/* Four at a time, one after another. */
+static void long_behind_a_short_one_by_the_young(struct place *place)
+{
+    static pid_t pids[4];
+    for (unsigned i = 0; i < 4; i++) {
+        if (pids[i] && waitpid(pids[i], NULL, WNOHANG) != pids[i])
+            continue;
+        pids[i] = child(behave_then_hide, 0);
+        sleep_us(place->round == 0 ? 20000 : 0);
+    }
+    sleep_us(1000);
+}
+
 /* Function and size are the same, what it takes is told by its argument, and nobody waits: so the longest of them run on into a neighbour's lease. */
 static void long_among_priorities(struct place *place)
 {

@@ -61,6 +61,7 @@ static const struct pattern patterns[] = {
     PATTERN(long_behind_a_short_one, 1, 1, 0),
     PATTERN(long_behind_a_short_one_and_unloads, 1, 1, 0),
     PATTERN(long_behind_a_short_one_by_children, 1, 1, 1),
+    PATTERN(long_behind_a_short_one_by_the_young, 1, 1, 1),
     PATTERN(long_behind_a_short_one_beside_captures, 1, 1, 0),
     PATTERN(long_behind_a_waited_short_one, 1, 1, 0),
     PATTERN(long_behind_many_launches, 1, 1, 0),

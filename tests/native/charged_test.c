@@ -47,6 +47,22 @@ static void follows_what_is_charged(struct vc_region *region)
     CHECK(slots(0) == 1 && told(1, 0) == 0 && told(0, 1) == 0);
 }
 
+static uint64_t found(uint32_t slot, bool less)
+{
+    int other = reader();
+    uint64_t ns = vc_charged_found(other, slot, 0, less);
+    close(other);
+    return ns;
+}
+
+static void tells_what_samples_found(struct vc_region *region)
+{
+    CHECK(vc_charged_tell_found(region, 0, MS / 20, 0) && found(0, false) == 0 && found(0, true) == 0);
+    CHECK(vc_charged_tell_found(region, 0, 5 * MS, 3 * MS) && found(0, false) == 5 * MS && found(0, true) == 3 * MS);
+    CHECK(vc_charged_tell_found(region, 0, 5 * MS, 4 * MS) && found(0, false) == 5 * MS && found(0, true) == 4 * MS);
+    CHECK(told(0, 0) == SIXTY_DAYS && found(1, false) == 0 && slots(0) == 1);
+}
+
 static uint64_t said(uint32_t slot, enum vc_charged_time kind)
 {
     int other = reader();
@@ -85,6 +101,7 @@ static void begins_anew_without_its_descriptors(struct vc_region *region)
     CHECK(told(0, 0) == before); /* a mapping keeps it */
     CHECK(vc_charged_tell(region, 0, before + 3 * MS) && told(0, 0) == 3 * MS);
     CHECK(vc_charged_tell(region, 0, before + 7 * MS) && told(0, 0) == 7 * MS);
+    CHECK(vc_charged_tell_found(region, 0, 6 * MS, 4 * MS) && found(0, false) == MS && found(0, true) == 0);
     CHECK(vc_charged_open(region, 0, before + 20 * MS) && said(0, VC_CHARGED_UNTIL) == before + 20 * MS && said(0, VC_CHARGED_SINCE) == before + 20 * MS);
 }
 
@@ -112,6 +129,11 @@ static void nobody_else_changes_it(void)
     CHECK(fcntl(other, F_OFD_SETLK, &whole) == 0 && !vc_charged_open(region, 0, 30 * MS));
     close(other);
     CHECK(vc_charged_open(region, 0, 31 * MS) && said(1, VC_CHARGED_UNTIL) == 31 * MS);
+    other = open(region->file.path, O_RDWR | O_CLOEXEC);
+    whole.l_start = (off_t)((UINT64_C(1) << 58) + (UINT64_C(1) << 40));
+    CHECK(fcntl(other, F_OFD_SETLK, &whole) == 0 && !vc_charged_tell_found(region, 0, 2 * MS, 0) && !vc_charged_tell(region, 0, 5 * MS));
+    close(other);
+    CHECK(vc_charged_tell_found(region, 0, 2 * MS, 0) && vc_charged_tell(region, 0, 5 * MS) && found(1, false) == 2 * MS);
 }
 
 /* What a child inherited is its parent's, and ends with that one. */
@@ -147,6 +169,7 @@ int main(void)
     CHECK(vc_region_slot(region) == &region->usage->slots[0]);
     says_that_it_has_work(region);
     follows_what_is_charged(region);
+    tells_what_samples_found(region);
     begins_anew_without_its_descriptors(region);
     pid_t sibling = fork();
     if (sibling == 0) {

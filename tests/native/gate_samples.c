@@ -193,6 +193,60 @@ static void test_what_processes_that_end_soon_were_not_charged_adds_up(void)
     CHECK(added_to_container(10, 80) > 20 * MS);
 }
 
+/* Processes of 400 ms, one after another, each of which has the card half of the time and is charged `charged` of 1000 us; all that they tell the file is cleared. When the arbiter has all marked, in ms;
+ * 0: not in 10 s. None of them is sure by itself. */
+static uint64_t marked_by_the_arbiter_after(uint64_t charged)
+{
+    uint64_t dice = 88172645463325252u, heard = T;
+    struct vc_samples all = {0};
+    struct vc_samples_told slot = {0};
+    for (uint64_t born = T; born < T + 10000 * MS; born += 400 * MS) {
+        struct vc_card_usage container = {0};
+        struct vc_samples samples = {0};
+        for (uint64_t now = born; now < born + 400 * MS; now += pause_of(&samples, &container, &dice)) {
+            container = (struct vc_card_usage){0};
+            struct vc_sample sample = {.now_ns = now, .charged_ns = (int64_t)((now - born) * charged / 1000), .rate_ppm = 500000, .busy = throw(&dice) >> 32 & 1, .clear = true,
+                                       .doubt = all.doubt, .all_until_ns = all.all_until_ns, .all_for_ns = all.all_for_ns};
+            CHECK(vc_samples_add(&samples, &container, &sample) == 0);
+            if (now - heard > 10 * MS) {
+                vc_samples_hear(&all, now, vc_samples_found(&slot, (struct vc_samples_told){(uint64_t)sample.charged_ns, samples.more_ns, samples.less_ns, 0}), 500000);
+                heard = now;
+            }
+            if (all.all_until_ns != 0) {
+                CHECK(samples.all_until_ns == 0 && vc_samples_suspect(all.all_until_ns, all.all_for_ns, now + 10000 * MS));
+                sample.now_ns = now += MS;
+                sample.all_until_ns = all.all_until_ns;
+                vc_samples_add(&samples, &container, &sample);
+                CHECK(samples.all_until_ns == all.all_until_ns);
+                return (now - T) / MS;
+            }
+        }
+    }
+    return 0;
+}
+
+static void test_what_processes_found_adds_up_where_no_tenant_can_write(void)
+{
+    CHECK(marked_by_the_arbiter_after(500) == 0);
+    uint64_t after = marked_by_the_arbiter_after(440); /* 24 ms each, of 110 that one must hide to be sure */
+    CHECK(after > 400 && after < 3000);
+}
+
+/* Others may tell in the place of one that is not there. */
+static void test_what_was_found_is_taken_off_only_by_who_was_charged_as_much(void)
+{
+    struct vc_samples_told slot = {0};
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){20 * MS, 30 * MS, 10 * MS, 0}) == 20 * (int64_t)MS);
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){20 * MS, 30 * MS, 12 * MS, 0}) == -2 * (int64_t)MS);
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){0, 0, 0, 0}) == 0); /* what one found that ended is kept */
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){0, 0, 100 * MS, 0}) == 0);
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){2 * MS, 0, 100 * MS, 0}) == -2 * (int64_t)MS);
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){9 * MS, 0, 100 * MS, 0}) == -7 * (int64_t)MS);
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){9 * MS, 0, 0, 0}) == 0);
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){9 * MS, 0, 100 * MS, 0}) == 0); /* … and not for the same again */
+    CHECK(vc_samples_found(&slot, (struct vc_samples_told){10 * MS, 0, 100 * MS, 0}) == -1 * (int64_t)MS);
+}
+
 /* Two processes with work on the card all the time, of which each is charged `charged` of 1000 us and says that it is there: what samples add to one in 20 s. */
 static uint64_t added_beside(uint64_t charged, uint64_t told)
 {
@@ -312,6 +366,8 @@ int main(void)
     test_little_is_hidden_in_the_way_of_many_launches_to_the_card();
     test_requests_with_long_pauses_between_are_not_seen_twice();
     test_what_processes_that_end_soon_were_not_charged_adds_up();
+    test_what_processes_found_adds_up_where_no_tenant_can_write();
+    test_what_was_found_is_taken_off_only_by_who_was_charged_as_much();
     test_processes_that_have_the_card_at_the_same_time_are_seen_once();
     test_what_is_divided_among_siblings_hides_their_part_of_launches();
     test_what_samples_find_is_charged_and_then_all_is_marked();

@@ -127,6 +127,14 @@ def test_what_the_killed_leave_is_charged_whatever_their_container_writes(table:
     assert got < most
 
 
+def test_what_several_processes_found_is_known_whatever_their_container_writes(table: Table) -> None:
+    """15 to 20 points of 10 were had by children that each ended before their own samples were sure, charged 10."""
+    tampering = next(each for each in TAMPERINGS if each.name == "nothing found by the young")
+    most = CAP + TOLERANCE_POINTS
+    got, _ = table.alone(tampering.pattern, CAP, tampering, enough=most - 0.1)
+    assert got < most
+
+
 def test_processes_that_begin_together_are_not_charged_for_each_other(table: Table) -> None:
     """Six that began with a kernel of 20 ms each were charged 590 ms for 120, and had nothing for five seconds."""
     got, _ = table.alone("run_in_turn", CAP)

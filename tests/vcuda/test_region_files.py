@@ -264,6 +264,8 @@ OFFSETS = {
     ("vc_card_limit", "saved_ns"): 200,
     ("vc_card_limit", "others_still_ns"): 208,
     ("vc_card_limit", "unsaid_ns"): 216,
+    ("vc_card_limit", "all_until_ns"): 224,
+    ("vc_card_limit", "doubt"): 240,
     ("vc_usage", "slot_high_water"): 64,
     ("vc_usage", "limits_unreadable"): 72,
     ("vc_usage", "slot_shortage"): 80,

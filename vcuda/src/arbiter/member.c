@@ -14,6 +14,7 @@
 #include "base/atomic.h"
 #include "base/clock.h"
 #include "region/charged.h"
+#include "region/share.h"
 #include "region/slot.h"
 
 static const uint64_t RING_WINDOW_NS = 10000000;
@@ -223,17 +224,33 @@ static void look_for_hidden(struct vc_member *member, uint32_t card, uint64_t no
         look_at_standing(member, card, now_ns);
 }
 
+/* What its processes found together, each of which may end before it is sure. */
+static void add_found(struct vc_member *member, uint32_t card, uint64_t now_ns, int64_t found_ns)
+{
+    struct vc_samples *found = &member->found[card];
+    struct vc_card_limit *limit = &member->limits->cards[card];
+    vc_samples_hear(found, now_ns, found_ns, (uint64_t)limit->core_limit * VC_PPM_PER_CORE);
+    vc_store_relaxed(&limit->doubt, found->doubt);
+    vc_store_relaxed(&limit->all_for_ns, found->all_for_ns);
+    vc_store_relaxed(&limit->all_until_ns, found->all_until_ns);
+}
+
 /* A process's begins anew in its slot. */
-static bool listen_to_locks(struct vc_member *member, uint32_t card)
+static bool listen_to_locks(struct vc_member *member, uint32_t card, uint64_t now_ns)
 {
     bool more = false;
+    int64_t found = 0;
     member->told_slots[card] = vc_charged_slots(member->usage_descriptor, member->told_slots[card], card);
     for (uint32_t slot = 0; slot < member->told_slots[card]; slot++) {
-        uint64_t *last = &member->slot_told_ns[card][slot], told = vc_charged_read(member->usage_descriptor, slot, card);
-        more = more || told > *last;
-        member->told_ns[card] += told >= *last ? told - *last : told;
-        *last = told;
+        struct vc_samples_told *last = &member->slot_told[card][slot], told = {.charged_ns = vc_charged_read(member->usage_descriptor, slot, card)};
+        for (unsigned less = 0; less < 2; less++)
+            *(less ? &told.less_ns : &told.more_ns) = vc_charged_found(member->usage_descriptor, slot, card, less);
+        more = more || told.charged_ns > last->charged_ns;
+        member->told_ns[card] += told.charged_ns >= last->charged_ns ? told.charged_ns - last->charged_ns : told.charged_ns;
+        found += vc_samples_found(last, told);
     }
+    if (found != 0)
+        add_found(member, card, now_ns, found);
     return more;
 }
 
@@ -247,7 +264,7 @@ static void listen_to_charges(struct vc_member *member, uint64_t now_ns, bool ra
     uint64_t began = vc_now_ns(), next = UINT64_MAX;
     member->unheard = false;
     for (uint32_t card = 0; card < member->card_count; card++) {
-        more = listen_to_locks(member, card) || more;
+        more = listen_to_locks(member, card, now_ns) || more;
         look_for_standing(member, card, now_ns);
         more = more || member->stood[card].open != 0;
         next = vc_earlier(next, vc_stood_next(&member->stood[card], now_ns));

@@ -10,6 +10,7 @@
 
 #include "arbiter/plan.h"
 #include "arbiter/stood.h"
+#include "gate/sample.h"
 #include "region/file.h"
 
 enum { VC_MEMBER_NAME_BYTES = 1024 };
@@ -37,11 +38,12 @@ struct vc_member {
     uint32_t rings;
     uint32_t last_ring[VC_MAX_CARDS];
     /* What its processes tell by what they lock (charged.h): by slot at the latest look, in all, and when to look again. */
-    uint64_t slot_told_ns[VC_MAX_CARDS][VC_MAX_SLOTS];
+    struct vc_samples_told slot_told[VC_MAX_CARDS][VC_MAX_SLOTS];
     uint64_t told_ns[VC_MAX_CARDS];
     uint32_t told_slots[VC_MAX_CARDS];
     uint64_t told_next_ns, told_soon_ns; /* … at the latest, and where it rang since */
     bool unheard;                        /* … as it did */
+    struct vc_samples found[VC_MAX_CARDS]; /* what samples of all of them found together */
     struct vc_stood stood[VC_MAX_CARDS];
     uint64_t hidden_since_ns[VC_MAX_CARDS]; /* it hides work; 0: it does not */
     uint64_t asked_ns[VC_MAX_CARDS][2]; /* the latest that they told of the card: it was free, it was busy */

@@ -272,6 +272,8 @@ void vc_gate_mark_all(struct vc_gate *gate, uint64_t now_ns, uint64_t until_ns);
 /* The helper's: at a moment that no program can foresee the card was `busy` with this process's work, or not. `held`: the
  * moment is later than it should be, so somebody may have chosen it. Returns how long it should be on average until the next one. */
 uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy, bool held);
+/* What they found beyond what was charged, ever, and what less. */
+void vc_gate_found(struct vc_gate *gate, uint64_t *more_ns, uint64_t *less_ns);
 /* … and nobody looks until something is launched again. */
 void vc_gate_not_sampled(struct vc_gate *gate);
 

@@ -13,6 +13,10 @@ static int64_t too_much_ns(uint64_t rate_ppm)
 
 /* Work that was charged in advance, and is seen later. */
 static const int64_t LEAST_DOUBT = -VC_SURE / 10;
+/* Where the file is as they left it, they are themselves sure before the arbiter is: else it would have all marked once more. */
+static const int64_t SURE_OF_ALL = VC_SURE + VC_SURE / 4;
+/* By so much no process is ever behind by chance: less would add up to something over many short ones. */
+static const uint64_t LEAST_FOUND_NS = 100000000;
 /* From here on somebody looks more often. */
 static const int64_t SUSPICIOUS = VC_SURE / 10;
 /* Under leases each sample is judged by itself, so nothing is seen later: fewer scatter less. */
@@ -83,10 +87,14 @@ static uint64_t siblings_part(struct vc_samples *samples, const struct vc_sample
 }
 
 /* By how much more such a difference between what was seen and what was thought is doubted. Samples scatter less the more often they are taken. */
+static int64_t times_of(uint64_t whole_ns)
+{
+    return whole_ns < VC_SAMPLE_NS / 2 ? VC_SAMPLE_NS / VC_SAMPLE_OFTEN_NS : 1;
+}
+
 static int64_t doubt_of(int64_t ns, uint64_t whole_ns, uint64_t rate_ppm)
 {
-    int64_t times = whole_ns < VC_SAMPLE_NS / 2 ? VC_SAMPLE_NS / VC_SAMPLE_OFTEN_NS : 1;
-    return ns * times * (VC_SURE / 1000) / (too_much_ns(rate_ppm) / 1000);
+    return ns * times_of(whole_ns) * (VC_SURE / 1000) / (too_much_ns(rate_ppm) / 1000);
 }
 
 static int64_t add_down_to(int64_t *sum, int64_t more, int64_t least)
@@ -154,26 +162,58 @@ static void look_for_late(struct vc_samples *samples, const struct vc_sample *sa
     mark_for_longer(samples, sample->now_ns);
 }
 
-bool vc_samples_suspect(const struct vc_card_usage *container, uint64_t now_ns)
+bool vc_samples_suspect(uint64_t all_until_ns, uint64_t all_for_ns, uint64_t now_ns)
 {
-    uint64_t until = vc_load_relaxed(&container->all_until_ns), lasted = vc_earlier(vc_load_relaxed(&container->all_for_ns), MOST_FOR_NS);
-    return until != 0 && now_ns < until + REMEMBERED_TIMES * lasted;
+    return all_until_ns != 0 && now_ns < all_until_ns + REMEMBERED_TIMES * vc_earlier(all_for_ns, MOST_FOR_NS);
+}
+
+static int64_t net_of(const struct vc_samples_told *told)
+{
+    int64_t net = (int64_t)(told->more_ns - told->less_ns), least = -(int64_t)vc_earlier(told->charged_ns - told->before_ns, LEAST_FOUND_NS);
+    return net < least ? least : net;
+}
+
+int64_t vc_samples_found(struct vc_samples_told *last, struct vc_samples_told told)
+{
+    bool ended = told.charged_ns < last->charged_ns, anew = told.more_ns < last->more_ns || told.less_ns < last->less_ns;
+    if (ended || anew)
+        *last = (struct vc_samples_told){.before_ns = ended ? 0 : last->charged_ns};
+    told.before_ns = last->before_ns;
+    int64_t found = net_of(&told) - (ended || anew ? 0 : net_of(last));
+    *last = told;
+    return found;
+}
+
+void vc_samples_hear(struct vc_samples *all, uint64_t now_ns, int64_t found_ns, uint64_t rate_ppm)
+{
+    if (add_down_to(&all->doubt, doubt_of(found_ns, VC_SAMPLE_NS, rate_ppm), LEAST_DOUBT) < SURE_OF_ALL)
+        return;
+    all->doubt = 0;
+    mark_for_longer(all, now_ns);
 }
 
 uint64_t vc_samples_wait_ns(const struct vc_samples *samples, const struct vc_card_usage *container)
 {
-    bool often = samples->before.now_ns < samples->all_until_ns || samples->doubt > SUSPICIOUS || samples->late > SUSPICIOUS || (container && vc_load_relaxed(&container->doubt) > SUSPICIOUS);
+    bool often = samples->before.now_ns < samples->all_until_ns || samples->doubt > SUSPICIOUS || samples->late > SUSPICIOUS || samples->before.doubt > SUSPICIOUS || (container && vc_load_relaxed(&container->doubt) > SUSPICIOUS);
     return often ? VC_SAMPLE_OFTEN_NS : VC_SAMPLE_NS;
 }
 
 /* What others of the container found, and remember. */
-static void take_over(struct vc_samples *samples, const struct vc_card_usage *container, uint64_t now_ns)
+static void take_over(struct vc_samples *samples, uint64_t all_until_ns, uint64_t all_for_ns, uint64_t now_ns)
 {
-    uint64_t until = vc_earlier(vc_load_relaxed(&container->all_until_ns), now_ns + MOST_FOR_NS);
+    uint64_t until = vc_earlier(all_until_ns, now_ns + MOST_FOR_NS);
     if (until <= samples->all_until_ns)
         return;
     samples->all_until_ns = until;
-    samples->all_for_ns = vc_later(vc_earlier(vc_load_relaxed(&container->all_for_ns), MOST_FOR_NS), until > now_ns ? until - now_ns : 0);
+    samples->all_for_ns = vc_later(vc_earlier(all_for_ns, MOST_FOR_NS), until > now_ns ? until - now_ns : 0);
+}
+
+static void note_found(struct vc_samples *samples, int64_t ns)
+{
+    if (ns > 0)
+        samples->more_ns += (uint64_t)ns;
+    else
+        samples->less_ns += vc_earlier((uint64_t)-ns, samples->more_ns + LEAST_FOUND_NS - samples->less_ns);
 }
 
 static void tell(const struct vc_samples *samples, struct vc_card_usage *container)
@@ -201,7 +241,8 @@ static bool was_busy(const struct vc_sample *before, const struct vc_sample *sam
 uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *container, const struct vc_sample *seen)
 {
     if (container)
-        take_over(samples, container, seen->now_ns);
+        take_over(samples, vc_load_relaxed(&container->all_until_ns), vc_load_relaxed(&container->all_for_ns), seen->now_ns);
+    take_over(samples, seen->all_until_ns, seen->all_for_ns, seen->now_ns);
     const struct vc_sample before = samples->before;
     samples->before = *seen;
     struct vc_sample taken = *seen, *sample = &taken;
@@ -238,6 +279,7 @@ uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *contai
     uint64_t untold = launches * (launch_of(samples) - vc_earlier(samples->known_ns, USUAL_LAUNCH_NS)) / parts;
     doubt_launches(samples, sample->now_ns, untold, whole);
     unpaid -= (int64_t)(calls + whole / DRIFT_PARTS);
+    note_found(samples, unpaid * times_of(whole));
     samples->spared_ns += launches * (launch_of(samples) - samples->known_ns) / parts + whole / DRIFT_PARTS;
     if (samples->doubt <= LEAST_DOUBT)
         samples->spared_ns = 0;
@@ -250,6 +292,7 @@ uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *contai
         return 0;
     mark_for_longer(samples, sample->now_ns);
     due += samples->spared_ns; /* whoever is sure to hide something has used that, too */
+    samples->less_ns = vc_later(samples->less_ns, samples->more_ns); /* that is charged */
     samples->unpaid_ns = samples->doubt = 0;
     samples->spared_ns = 0;
     if (container)

@@ -26,6 +26,8 @@ struct vc_sample {
     bool leased;         /* … or others wait, and have none there while estimates are right: this container's lease has begun … */
     bool beside;         /* … or they launch side by side with it */
     bool predicted;      /* the card is thought to have work of this process */
+    int64_t doubt;       /* vc_samples_hear: what the container's processes told together … */
+    uint64_t all_until_ns, all_for_ns; /* … and what followed, where no tenant can write */
 };
 
 struct vc_samples {
@@ -43,6 +45,7 @@ struct vc_samples {
     uint64_t launch_ns, known_ns; /* a launch is so long on its way to the card at most, and so long by what that told */
     bool launches_learnt;         /* … if it did */
     uint64_t doubtful_ns;         /* what launches may have hidden in what lies between */
+    uint64_t more_ns, less_ns;    /* what was seen beyond what was charged in all, and what was charged beyond that, as often as it is doubted: told where no other process can change it */
 };
 
 enum {
@@ -60,7 +63,19 @@ uint64_t vc_samples_add(struct vc_samples *samples, struct vc_card_usage *contai
 uint64_t vc_samples_wait_ns(const struct vc_samples *samples, const struct vc_card_usage *container);
 
 /* Whether processes of the container were found lately to do what nobody charged: a new one has all of its first seconds marked. */
-bool vc_samples_suspect(const struct vc_card_usage *container, uint64_t now_ns);
+bool vc_samples_suspect(uint64_t all_until_ns, uint64_t all_for_ns, uint64_t now_ns);
+
+/* What the process in a slot told in all. */
+struct vc_samples_told {
+    uint64_t charged_ns, more_ns, less_ns;
+    uint64_t before_ns; /* of what was charged: before it told anything of the others */
+};
+/* What it found since `last`, which becomes what it told; the next one in its slot begins anew. A sibling may tell in the place of one that is not there: to take off what others found it has to
+ * tell as much that it was charged. */
+int64_t vc_samples_found(struct vc_samples_told *last, struct vc_samples_told told);
+
+/* The arbiter's: all processes of a container found so much more. Everything is to be marked until `all_until_ns`. */
+void vc_samples_hear(struct vc_samples *all, uint64_t now_ns, int64_t found_ns, uint64_t rate_ppm);
 
 /* Everything is to be marked until then, for whatever other reason. */
 void vc_samples_mark_until(struct vc_samples *samples, uint64_t now_ns, uint64_t until_ns);

@@ -412,6 +412,9 @@ uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy, bool 
         .leased = policy.gated && policy.arbitrated && contended && !unclear && policy.holder && now_ns > policy.lease_clock_ns,
         .beside = policy.gated && policy.arbitrated && policy.together && !still,
         .predicted = gate->finish_ns + LATE_NS > now_ns,
+        .doubt = vc_load_relaxed(&gate->limit->doubt),
+        .all_until_ns = vc_load_relaxed(&gate->limit->all_until_ns),
+        .all_for_ns = vc_load_relaxed(&gate->limit->all_for_ns),
     };
     struct vc_card_usage *container = gate->turns.slots ? gate->usage : NULL;
     uint64_t due = vc_samples_add(&gate->samples, container, &sample), wait = vc_samples_wait_ns(&gate->samples, container);
@@ -420,6 +423,14 @@ uint64_t vc_gate_sampled(struct vc_gate *gate, uint64_t now_ns, bool busy, bool 
     vc_store_relaxed(&gate->all_until_ns, gate->samples.all_until_ns);
     pthread_mutex_unlock(&gate->mutex);
     return wait;
+}
+
+void vc_gate_found(struct vc_gate *gate, uint64_t *more_ns, uint64_t *less_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    *more_ns = gate->samples.more_ns;
+    *less_ns = gate->samples.less_ns;
+    pthread_mutex_unlock(&gate->mutex);
 }
 
 bool vc_gate_is_idle(struct vc_gate *gate, uint64_t now_ns)

@@ -48,6 +48,8 @@ VC__OFFSET(vc_card_limit, told_ns, 192);
 VC__OFFSET(vc_card_limit, saved_ns, 200);
 VC__OFFSET(vc_card_limit, others_still_ns, 208);
 VC__OFFSET(vc_card_limit, unsaid_ns, 216);
+VC__OFFSET(vc_card_limit, all_until_ns, 224);
+VC__OFFSET(vc_card_limit, doubt, 240);
 
 VC__SIZE(vc_limits, 192 + 16 * 256 + 128 * 8);
 VC__OFFSET(vc_limits, sequence, 64);

@@ -10,6 +10,7 @@
 
 #define VC__CHARGES ((off_t)1 << 50) /* beyond the witnesses, before the extents */
 #define VC__TIMES ((off_t)1 << 52)   /* beyond those, each kind's */
+#define VC__FOUND ((off_t)1 << 58)   /* beyond the extents: more, then less */
 #define VC__LENGTH_BITS 40           /* of units for one slot and card: three years of a card */
 
 static const uint64_t MOST = (UINT64_C(1) << VC__LENGTH_BITS) - 1;
@@ -27,6 +28,11 @@ static off_t start_of(uint32_t slot, uint32_t card)
 static off_t time_of(uint32_t slot, uint32_t card, enum vc_charged_time kind)
 {
     return (VC__TIMES << (off_t)kind) + place_of(slot, card);
+}
+
+static off_t found_of(uint32_t slot, uint32_t card, bool less)
+{
+    return (VC__FOUND << less) + place_of(slot, card);
 }
 
 static uint32_t own_slot(const struct vc_region *region)
@@ -61,6 +67,10 @@ static int own_descriptor(struct vc_region *region)
     for (uint32_t card = 0; card < VC_MAX_CARDS; card++) {
         mine->before_ns[card] += mine->units[card] * VC_CHARGED_UNIT_NS;
         mine->units[card] = 0;
+        for (unsigned less = 0; less < 2; less++) {
+            mine->found_before_ns[less][card] += mine->found_units[less][card] * VC_CHARGED_UNIT_NS;
+            mine->found_units[less][card] = 0;
+        }
         mine->open_ns[card] = 0;
         mine->since[card] = false;
     }
@@ -94,9 +104,40 @@ static bool tell(struct vc_region *region, uint32_t card, uint64_t ns)
 bool vc_charged_tell(struct vc_region *region, uint32_t card, uint64_t ns)
 {
     pthread_mutex_lock(&region->charged.mutex);
-    bool told = tell(region, card, ns);
+    bool told = tell(region, card, ns) && !region->charged.found_locked_out;
     pthread_mutex_unlock(&region->charged.mutex);
     return told;
+}
+
+static void tell_found(struct vc_region *region, uint32_t card, uint64_t ns, bool less)
+{
+    struct vc_charged *mine = &region->charged;
+    if (ns < mine->found_before_ns[less][card] + (mine->found_units[less][card] + 1) * VC_CHARGED_UNIT_NS)
+        return;
+    int descriptor = own_descriptor(region);
+    if (descriptor < 0)
+        return;
+    uint64_t units = (ns - mine->found_before_ns[less][card]) / VC_CHARGED_UNIT_NS;
+    int failed = lock_length(descriptor, found_of(own_slot(region), card, less), units);
+    if (failed == 0)
+        mine->found_units[less][card] = units < MOST ? units : MOST;
+    mine->found_locked_out = is_refused(failed);
+}
+
+bool vc_charged_tell_found(struct vc_region *region, uint32_t card, uint64_t more_ns, uint64_t less_ns)
+{
+    pthread_mutex_lock(&region->charged.mutex);
+    tell_found(region, card, more_ns, false);
+    if (!region->charged.found_locked_out)
+        tell_found(region, card, less_ns, true);
+    bool told = !region->charged.locked_out && !region->charged.found_locked_out;
+    pthread_mutex_unlock(&region->charged.mutex);
+    return told;
+}
+
+uint64_t vc_charged_found(int descriptor, uint32_t slot, uint32_t card, bool less)
+{
+    return read_length(descriptor, found_of(slot, card, less)) * VC_CHARGED_UNIT_NS;
 }
 
 uint64_t vc_charged_read(int descriptor, uint32_t slot, uint32_t card)

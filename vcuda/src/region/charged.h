@@ -4,6 +4,8 @@
  * GPU time that its owner was charged. Nobody but the owner can shorten it, so the arbiter adds up what all processes of a container were
  * charged, whatever the usage file says. It ends with its process; one that had to be opened again begins anew.
  *
+ * By two more it tells what samples found beyond that (gate/sample.h), so that what several processes found counts together.
+ *
  * Further ones tell until when that is all that the process had of the card, as long as it has work there; since when it does so, which tells it
  * from the next one in its slot; and what the card said when it was asked for what stopped siblings left. Their lengths are times, in ms. */
 #ifndef VC_CHARGED_H
@@ -22,8 +24,12 @@
 /* Tell that this process was charged `ns` in all; it never tells less again. False: another process has locked our range. Pre: own slot. */
 bool vc_charged_tell(struct vc_region *region, uint32_t card, uint64_t ns);
 
+/* … that samples found more than that in all, and less; neither ever falls. False as above. */
+bool vc_charged_tell_found(struct vc_region *region, uint32_t card, uint64_t more_ns, uint64_t less_ns);
+
 /* What the process in a slot has told, as others see it; usable with a read-only descriptor. 0: nobody is there. */
 uint64_t vc_charged_read(int descriptor, uint32_t slot, uint32_t card);
+uint64_t vc_charged_found(int descriptor, uint32_t slot, uint32_t card, bool less);
 
 /* Tell that this process has work on the card, and has told what it had until `now_ns`: before it launches any, and again while it has. False as above. */
 bool vc_charged_open(struct vc_region *region, uint32_t card, uint64_t now_ns);

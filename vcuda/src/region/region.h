@@ -34,6 +34,8 @@ struct vc_charged {
     uint64_t before_ns[VC_MAX_CARDS]; /* told by descriptions before this one … */
     uint64_t units[VC_MAX_CARDS];     /* … and by this one */
     bool locked_out;                  /* another process has locked what is to tell them */
+    uint64_t found_before_ns[2][VC_MAX_CARDS], found_units[2][VC_MAX_CARDS]; /* what samples found, likewise … */
+    bool found_locked_out;            /* … and that */
     uint64_t open_ns[VC_MAX_CARDS];   /* it has work there, and told so last then; 0: not … */
     uint64_t opens[VC_MAX_CARDS];     /* … which was asked for so often … */
     bool since[VC_MAX_CARDS];         /* … and when first is told */

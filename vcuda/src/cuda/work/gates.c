@@ -37,6 +37,15 @@ struct vc_gate *vc_gates_find(int card)
     return vc_load_acquire(&ready[card]) ? &gates[card] : NULL;
 }
 
+/* Others of its container were found lately to do what nobody charged. */
+static bool is_suspected(const struct vc_gate *gate, uint64_t now_ns)
+{
+    const struct vc_card_usage *usage = gate->usage;
+    const struct vc_card_limit *limit = gate->limit;
+    return vc_samples_suspect(vc_load_relaxed(&usage->all_until_ns), vc_load_relaxed(&usage->all_for_ns), now_ns) ||
+           vc_samples_suspect(vc_load_relaxed(&limit->all_until_ns), vc_load_relaxed(&limit->all_for_ns), now_ns);
+}
+
 struct vc_gate *vc_gates_get(int card)
 {
     if (VC_LIKELY(vc_load_acquire(&ready[card])))
@@ -46,7 +55,7 @@ struct vc_gate *vc_gates_get(int card)
     if (!ready[card]) {
         bind_gate(&gates[card], vc_card((uint32_t)card), slot);
         uint64_t now = vc_now_ns();
-        bool suspected = gates[card].turns.slots && vc_samples_suspect(gates[card].usage, now);
+        bool suspected = gates[card].turns.slots && is_suspected(&gates[card], now);
         vc_gate_mark_all(&gates[card], now, now + (suspected ? SUSPECTED_NS : YOUNG_NS));
         vc_store_release(&ready[card], 1);
     }
@@ -179,6 +188,16 @@ static uint64_t at_random(uint64_t most_ns)
     return dice % most_ns;
 }
 
+static void tell_found(struct vc_gate *gate)
+{
+    const struct vc_card *card = vc_gates_card(gate);
+    uint64_t more, less;
+    if (!gate->turns.slots)
+        return;
+    vc_gate_found(gate, &more, &less);
+    note_told(gate, vc_charged_tell_found(card->region, card->index, more, less));
+}
+
 void vc_gates_sample_begins(bool held)
 {
     uint64_t now = vc_now_ns();
@@ -209,8 +228,10 @@ uint64_t vc_gates_sample_ends(void)
         uint64_t at = sampling[card].at_ns, launches = gate ? vc_load_relaxed(&gate->launches) : 0;
         if (!gate)
             continue;
-        if (sampling[card].due)
+        if (sampling[card].due) {
             sampling[card].wait_ns = vc_gate_sampled(gate, now, sampling[card].busy, held_late);
+            tell_found(gate);
+        }
         if (launches != sampling[card].launches || (sampling[card].due && sampling[card].busy))
             sampling[card].active_ns = now;
         sampling[card].launches = launches;
