@@ -34,7 +34,7 @@ void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several, bool behi
         vc_gate_publish(gate);
     }
     bool measured = !behind && gate->unseen != 0; /* an interval of the lease has it inside */
-    if (several && !measured && policy.leased && !policy.together)
+    if (several && gate->came > CAME_AROUND_WORK && !measured && policy.leased && !policy.together)
         vc_gate_charge(gate, (behind ? 2 : 1) * (int64_t)SWITCH_NS);
     pthread_mutex_unlock(&gate->mutex);
 }
