@@ -24,7 +24,6 @@ enum { CAME_AROUND_WORK = 4 };
 void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several, bool behind)
 {
     pthread_mutex_lock(&gate->mutex);
-    struct vc_policy policy = vc_gate_policy(gate, now_ns);
     gate->came = gate->launched_ns == gate->came_then_ns ? gate->came + (gate->came <= CAME_AROUND_WORK) : 1;
     gate->came_then_ns = gate->launched_ns;
     if ((several || gate->came > CAME_AROUND_WORK) && !behind) {
@@ -34,7 +33,10 @@ void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several, bool behi
         vc_gate_publish(gate);
     }
     bool measured = !behind && gate->unseen != 0; /* an interval of the lease has it inside */
-    if (several && gate->came > CAME_AROUND_WORK && !measured && policy.leased && !policy.together)
-        vc_gate_charge(gate, (behind ? 2 : 1) * (int64_t)SWITCH_NS);
+    if (several && gate->came > CAME_AROUND_WORK && !measured) {
+        struct vc_policy policy = vc_gate_policy(gate, now_ns);
+        if (policy.leased && !policy.together)
+            vc_gate_charge(gate, (behind ? 2 : 1) * (int64_t)SWITCH_NS);
+    }
     pthread_mutex_unlock(&gate->mutex);
 }

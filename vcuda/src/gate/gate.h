@@ -175,10 +175,10 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
 /* … one that is predicted not to begin before `ready_ns` (0: it is not), because its stream has something else to do first. */
 void vc_gate_enter_behind(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, uint64_t ready_ns, struct vc_gate_answer *answer);
 
-/* Whether what takes no time of the card, but has to come to it, as the record of an event, may do so now: not while others have it. On GO nothing is charged or counted as launched. */
+/* Whether what takes no time of the card, but has to come to it, as the record of an event, may do so now: not while others have it. */
 bool vc_gate_comes(const struct vc_gate *gate, uint64_t now_ns);
 /* It comes now, and not behind work of its context's: the card will have turned to it so much later, or nobody knows when, `behind` something that is not the card's work.
- * `several`: contexts, so that each is another's turn, and charged. */
+ * `several`: contexts, so that each is another's turn, and charged where it does not mark work. */
 void vc_gate_came(struct vc_gate *gate, uint64_t now_ns, bool several, bool behind);
 
 /* What the gate let go is handed to the driver now, after what had to be done before: until then a process that had nothing on the card has nothing there, and owes nothing, should it end. */
