@@ -126,6 +126,16 @@ static void callbacks_of_a_thread_before_legacy(struct place *place)
     CALL(cuStreamSynchronize, NULL);
 }
 
+/* Stages of a pipeline, each behind a host function of its own: the streams are ready at any time, and beside each other now and then. */
+static void callbacks_in_turn(struct place *place)
+{
+    handle stream = place->streams[place->round % 7];
+    CALL(cuLaunchHostFunc, stream, naps, (void *)(uintptr_t)(2500 + place->round * 1733 % 5000));
+    for (unsigned i = 0; i < 8; i++)
+        launch(place, "spin_50us", stream);
+    sleep_us(500);
+}
+
 /* Proven short, then long behind a callback during which nothing of them can be seen. */
 static void long_behind_a_callback(struct place *place)
 {

@@ -195,3 +195,17 @@ static void long_behind_a_short_one_beside_captures(struct place *place)
         pthread_create(&thread, NULL, toggle_capture, place->streams[1]);
     long_behind_a_short_one(place);
 }
+
+/* What began behind a callback was charged its estimate, and nothing found that it was longer. */
+static void long_behind_callbacks_in_turn(struct place *place)
+{
+    static handle shorter, longer;
+    handle stream = place->streams[place->round % 4];
+    if (!shorter) {
+        shorter = launched_by_argument(place, "spin_1us");
+        longer = launched_by_argument(place, "spin_50us");
+    }
+    CALL(cuLaunchHostFunc, stream, naps, (void *)3000);
+    for (unsigned i = 0; i < 16; i++)
+        launch_by_argument_on(place, i < 8 ? shorter : longer, stream);
+}

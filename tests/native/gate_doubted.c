@@ -181,8 +181,17 @@ static void test_what_began_nobody_knows_when_tells_nothing_of_what_is_hidden(vo
     }
 }
 
+/* 50 us each behind callbacks, hidden behind 10 us: on seven streams 17 of 10, and as a 30 39, while its neighbour had 53 of 70. */
+static void test_what_is_hidden_behind_host_work_is_found_too(void)
+{
+    struct vc_busy busy = {0};
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 50 * US, .estimate_ns = 10 * US, .others_gpu_ns = 400 * US, .operations = 1, .behind = true, .measurable = true};
+    CHECK(vc_interval_settle(&busy, &interval, true, false).beyond_ns == 40 * US);
+}
+
 int main(void)
 {
+    test_what_is_hidden_behind_host_work_is_found_too();
     test_what_began_nobody_knows_when_tells_nothing_of_what_is_hidden();
     test_what_surely_varies_by_less_is_measured_too();
     test_what_surprises_by_one_after_another_is_doubted_as_a_whole();

@@ -41,6 +41,30 @@ static void test_others_part_is_taken_off_one_of_those_that_are_seen_late(void)
     CHECK(vc_others_in_late(&latest, &beside, interval.from_ns, 3 * MS, 2 * MS) == 0); /* a refund */
 }
 
+/* Behind callbacks each operation has a mark of its own, long before it begins. All that others had since then was taken off each, so eight of 50 us on streams in turn had 14.2 of 10. */
+static void test_others_part_is_spread_over_what_began_between_two_looks(void)
+{
+    struct vc_others_look look = {T + MS, {.tenants_ns = 5 * MS, .siblings_ns = 7 * MS}}, next = {T + 2 * MS, {.tenants_ns = 6 * MS, .siblings_ns = 8 * MS}};
+    struct vc_gate_others marked = {4 * MS, 6 * MS}, before = marked, after = next.others;
+    struct vc_interval interval = {.from_ns = T + 1400 * US, .to_ns = T + 1900 * US};
+    vc_others_between(&look, &next, &interval, &before, &after);
+    CHECK(before.tenants_ns == 5400 * US && after.tenants_ns == 5900 * US && before.siblings_ns == 6 * MS && after.siblings_ns == 8 * MS);
+    interval.from_ns = T + 900 * US; /* it began before */
+    before = marked;
+    vc_others_between(&look, &next, &interval, &before, &after);
+    CHECK(before.tenants_ns == 4 * MS);
+}
+
+/* Nobody has the card for so short that it took more to go there and back. */
+static void test_what_is_too_short_for_another_context_is_its_own(void)
+{
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 50 * US, .uncovered_ns = 50 * US, .others_gpu_ns = 600 * US};
+    CHECK(vc_interval_own(&interval) == 50 * US);
+    interval.to_ns = T + 100 * US;
+    interval.uncovered_ns = 100 * US;
+    CHECK(vc_interval_own(&interval) == 50 * US);
+}
+
 /* Each began a microsecond before the one before it had ended, as far as the card's clock tells: no estimate followed. */
 static void test_what_the_cards_clock_does_not_resolve_is_no_other_stream(void)
 {
@@ -419,6 +443,8 @@ int main(void)
     test_others_parts_excuse_no_more_than_a_few_operations();
     test_what_varies_is_charged_by_its_time();
     test_others_part_is_taken_off_one_of_those_that_are_seen_late();
+    test_others_part_is_spread_over_what_began_between_two_looks();
+    test_what_is_too_short_for_another_context_is_its_own();
     test_what_the_cards_clock_does_not_resolve_is_no_other_stream();
     test_what_siblings_launched_takes_nothing_from_what_was_learnt();
     test_what_siblings_launch_takes_nothing_off_a_first_measurement_shorter_than_a_slice();

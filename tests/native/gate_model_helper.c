@@ -21,7 +21,7 @@ static void progress(struct model *model, struct process *process, struct vc_int
     interval->others_gpu_ns = vc_gate_others_ns(process->gate, model->now, from ? &from->others : &interval->others_then, &now);
     if (!vc_interval_is_late(interval, model->now))
         return;
-    vc_interval_open(interval, from && from->alone, &model->processes[process->context].ended_ns);
+    vc_interval_open(interval, from && from->alone, &model->processes[process->context].slice);
     vc_gate_progress(process->gate, model->now, interval);
 }
 
@@ -60,7 +60,7 @@ void model_helper_step(struct model *model, struct process *process, bool looks_
         to->others = vc_others_at(before, interval.from_ns, &now, model->now, interval.to_ns);
         interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, before, &to->others);
         to->noticed = true; /* where it also begins an interval */
-        vc_interval_open(&interval, begin && begin->alone, &model->processes[process->context].ended_ns);
+        vc_interval_open(&interval, begin && begin->alone, &model->processes[process->context].slice);
         struct vc_settlement settlement = vc_gate_seen(process->gate, model->now, &interval);
         vc_gate_learnt(process->gate, settlement.charged_ns, vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement));
         process->expected_head = (process->expected_head + 1) % MODEL_MARKS;

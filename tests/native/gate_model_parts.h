@@ -47,7 +47,7 @@ struct process {
     struct vc_slot_card *slot;
     unsigned kind;
     bool hides; /* its next kernel */
-    uint64_t ended_ns; /* the latest end of the context's intervals, in its first process */
+    struct vc_slice slice; /* the context's, in its first process */
     uint64_t seldom_at_ns;
     int open;
     uint64_t burst_from_ns;

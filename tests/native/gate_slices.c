@@ -7,8 +7,9 @@ static const struct vc_interval waited = {.from_ns = T + MS, .to_ns = T + MS + 1
 
 static bool opens(struct vc_interval interval, bool first, uint64_t ended_ns)
 {
-    vc_interval_open(&interval, first, &ended_ns);
-    return interval.opens;
+    struct vc_slice slice = {.ended_ns = ended_ns};
+    vc_interval_open(&interval, first, &slice);
+    return interval.slice_from_ns == interval.from_ns;
 }
 
 /* What an operation of varying cost took in a slice of its own was halved by what others were thought to have had there: 20 us, waited for, and 1.9 ms by its argument, not waited for, as a 30 beside a 70 had 36.9, charged 20.3. The
@@ -32,15 +33,15 @@ static void test_a_slice_of_ones_own_is_nobody_elses(void)
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct vc_busy busy = {0};
         struct vc_interval interval = waited;
-        uint64_t ended = 0;
+        struct vc_slice slice = {0};
         interval.to_ns = interval.from_ns + cases[i].lasted;
         interval.others_gpu_ns = cases[i].others;
         interval.waited = !cases[i].not_waited;
         if (cases[i].idle != 0)
             interval.contended_until_ns = interval.to_ns - cases[i].idle;
-        vc_interval_open(&interval, !cases[i].not_first, &ended);
+        vc_interval_open(&interval, !cases[i].not_first, &slice);
         CHECK_NEAR(vc_interval_settle(&busy, &interval, true, false).charged_ns, cases[i].charged, US);
-        CHECK(ended == interval.to_ns);
+        CHECK(slice.ended_ns == interval.to_ns);
     }
 }
 
@@ -71,29 +72,53 @@ static void test_who_had_the_card_before_has_no_new_slice(void)
         CHECK(opens(waited, true, waited.from_ns - us * US) == (us > 50));
 }
 
+/* What follows at once is in the slice that it began: 1.9 ms behind 10 us on streams with callbacks had 36 of 30, charged 23, as half of each was taken for others'. */
+static void test_what_follows_in_a_slice_of_ones_own_is_nobody_elses(void)
+{
+    struct vc_busy busy = {0};
+    struct vc_slice slice = {0};
+    struct vc_interval shorter = waited, longer = waited, later = waited, before = waited;
+    shorter.to_ns = longer.from_ns = shorter.from_ns + 10 * US;
+    longer.waited = later.waited = false;
+    vc_interval_open(&shorter, true, &slice);
+    vc_interval_settle(&busy, &shorter, true, false);
+    vc_interval_open(&longer, true, &slice);
+    CHECK(vc_interval_settle(&busy, &longer, true, false).charged_ns == 1890 * US);
+    later.from_ns = longer.to_ns;
+    later.to_ns = later.from_ns + 2 * MS;
+    vc_interval_open(&later, true, &slice); /* its first 0.1 ms */
+    CHECK_NEAR(vc_interval_settle(&busy, &later, true, false).charged_ns, 700 * US, US);
+    before.from_ns = T;
+    vc_interval_open(&before, true, &slice); /* another stream's, seen late */
+    CHECK(before.slice_from_ns == 0);
+    struct vc_interval apart = {.from_ns = later.to_ns + 60 * US, .to_ns = later.to_ns + MS}; /* another may have had the card */
+    vc_interval_open(&apart, true, &slice);
+    CHECK(slice.from_ns == 0 && apart.slice_from_ns == 0);
+}
+
 /* … while it lasts, too, and what was seen of it then is not taken for something before it. */
 static void test_what_passes_of_a_slice_of_its_own_is_charged(void)
 {
     struct vc_interval interval = waited;
-    uint64_t ended = 0;
+    struct vc_slice slice = {0};
     start(30, 30, VC_CARD_SHARED);
     limits.cards[0].others_active_ns = waited.to_ns;
     interval.to_ns = 0;
     interval.others_gpu_ns = 600 * US;
-    vc_interval_open(&interval, true, &ended);
+    vc_interval_open(&interval, true, &slice);
     vc_gate_progress(&gate, interval.from_ns + MS, &interval);
-    CHECK(interval.advance_ns == 600 * US && ended == 0);
+    CHECK(interval.advance_ns == 600 * US && slice.ended_ns == 0);
     interval.to_ns = waited.to_ns;
     interval.others_gpu_ns = 1100 * US;
-    ended = interval.from_ns; /* another stream's end was seen meanwhile */
-    vc_interval_open(&interval, true, &ended);
+    slice.ended_ns = interval.from_ns; /* another stream's end was seen meanwhile */
+    vc_interval_open(&interval, true, &slice);
     CHECK(vc_gate_seen(&gate, interval.to_ns + 50 * US, &interval).charged_ns == 1900 * US);
 }
 
 /* Six processes begin with a kernel of 20 ms each, on a card of their own: only one slice of the first 120 ms is sure. All of it was charged to each. */
 static void test_what_siblings_have_is_not_every_other_slice(void)
 {
-    struct vc_interval interval = {.from_ns = T, .others_gpu_ns = 100 * MS, .operations = 1, .measurable = true, .unknown = true, .opens = true};
+    struct vc_interval interval = {.from_ns = T, .others_gpu_ns = 100 * MS, .operations = 1, .measurable = true, .unknown = true, .slice_from_ns = T};
     start(10, 10, 0);
     vc_gate_progress(&gate, T + 120 * MS, &interval);
     CHECK(interval.advance_ns == 24 * MS);
@@ -107,6 +132,7 @@ int main(void)
     test_a_slice_of_ones_own_is_nobody_elses();
     test_a_slice_begins_where_a_mark_was_reached_with_its_operation();
     test_who_had_the_card_before_has_no_new_slice();
+    test_what_follows_in_a_slice_of_ones_own_is_nobody_elses();
     test_what_passes_of_a_slice_of_its_own_is_charged();
     return check_failures != 0;
 }

@@ -73,6 +73,15 @@ struct vc_gate_others vc_others_at(const struct vc_gate_others *from, uint64_t f
     return at;
 }
 
+void vc_others_between(const struct vc_others_look *look, const struct vc_others_look *next, const struct vc_interval *interval, struct vc_gate_others *before, struct vc_gate_others *after)
+{
+    if (interval->from_ns < look->at_ns || interval->to_ns <= interval->from_ns || next->at_ns < interval->to_ns)
+        return;
+    double lasted = (double)(next->at_ns - look->at_ns);
+    before->tenants_ns = grown_by(look->others.tenants_ns, next->others.tenants_ns, (double)(interval->from_ns - look->at_ns) / lasted);
+    after->tenants_ns = grown_by(look->others.tenants_ns, next->others.tenants_ns, (double)(interval->to_ns - look->at_ns) / lasted);
+}
+
 bool vc_seen_late(uint64_t now_ns, uint64_t at_ns)
 {
     return now_ns > at_ns + SEEN_LATE_NS;
@@ -91,11 +100,14 @@ uint64_t vc_others_in_late(struct vc_late *latest, const struct vc_interval *int
     return inside;
 }
 
-void vc_interval_open(struct vc_interval *interval, bool first, uint64_t *ended_ns)
+void vc_interval_open(struct vc_interval *interval, bool first, struct vc_slice *slice)
 {
-    if (interval->covered_until_ns == 0)
-        interval->opens = first && interval->waited && interval->from_ns > *ended_ns + SWITCHES_NS; /* who had the card just before has no new slice */
-    *ended_ns = vc_later(*ended_ns, interval->to_ns);
+    bool follows = interval->from_ns <= slice->ended_ns + SWITCHES_NS; /* who had the card just before has no new slice */
+    if (interval->covered_until_ns == 0 && !follows)
+        slice->from_ns = first && interval->waited ? interval->from_ns : 0;
+    if (interval->covered_until_ns == 0 && slice->from_ns <= interval->from_ns)
+        interval->slice_from_ns = slice->from_ns;
+    slice->ended_ns = vc_later(slice->ended_ns, interval->to_ns);
 }
 
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to)
@@ -129,23 +141,23 @@ bool vc_interval_is_late(const struct vc_interval *interval, uint64_t now_ns)
     return now_ns > interval->from_ns + interval->estimate_ns + unclear;
 }
 
-/* What others can have had of an interval that begins with a slice of ours. Another tenant has the card in turns with us, while it had work there; of siblings, or of what stopped processes
+/* What others can have had of an interval: where it begins in a slice of ours, nothing of that. Another tenant has the card in turns with us, while it had work there; of siblings, or of what stopped processes
  * left, nobody knows how many contexts there are, nor until when. */
 static uint64_t most_of_others(const struct vc_interval *interval, uint64_t to_ns)
 {
+    uint64_t slice = VC_LONG_OPERATION_NS, from = interval->slice_from_ns;
+    if (from + slice <= interval->from_ns)
+        return to_ns > interval->from_ns + SWITCHES_NS ? to_ns - interval->from_ns - SWITCHES_NS : 0;
     if (interval->siblings || interval->stopped)
-        return to_ns > interval->from_ns + VC_LONG_OPERATION_NS ? to_ns - interval->from_ns - VC_LONG_OPERATION_NS : 0;
-    uint64_t until = vc_earlier(interval->contended_until_ns, to_ns), beside = until > interval->from_ns ? until - interval->from_ns : 0;
-    uint64_t slice = VC_LONG_OPERATION_NS, rest = beside % (2 * slice);
+        return to_ns > from + slice ? to_ns - from - slice : 0;
+    uint64_t until = vc_earlier(interval->contended_until_ns, to_ns), beside = until > from ? until - from : 0, rest = beside % (2 * slice);
     return (beside - rest) / 2 + (rest > slice ? rest - slice : 0);
 }
 
 uint64_t vc_interval_own(const struct vc_interval *interval)
 {
-    uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;
-    uint64_t to = vc_later(interval->to_ns, interval->covered_until_ns), length = to > interval->from_ns ? to - interval->from_ns : 0;
-    if (interval->opens)
-        others = vc_earlier(others, most_of_others(interval, to));
+    uint64_t own = interval->uncovered_ns, to = vc_later(interval->to_ns, interval->covered_until_ns), length = to > interval->from_ns ? to - interval->from_ns : 0;
+    uint64_t others = vc_earlier(interval->others_gpu_ns, most_of_others(interval, to));
     if (own < length) /* what others had in the rest was taken off the intervals that paid for it */
         others = (uint64_t)((double)others * ((double)own / (double)length));
     return vc_later(own > others ? own - others : 0, own / 5);
@@ -307,7 +319,7 @@ static bool settle_beside_stopped(const struct vc_interval *interval, struct vc_
  * theirs before is no part of it), it is worth nothing. */
 static int64_t beyond(const struct vc_interval *interval)
 {
-    if (interval->beside || interval->behind || interval->stopped || interval->loose)
+    if (interval->beside || interval->stopped || interval->loose)
         return 0;
     return (int64_t)vc_interval_own(interval) - (int64_t)vc_earlier(interval->estimate_ns, interval->uncovered_ns);
 }

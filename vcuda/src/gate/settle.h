@@ -32,6 +32,12 @@ struct vc_gate_others {
     uint64_t tenants_ns, siblings_ns;
 };
 
+/* … and when they were read. */
+struct vc_others_look {
+    uint64_t at_ns;
+    struct vc_gate_others others;
+};
+
 /* The clocks at `at_ns`, where nobody looked between `from` and `to` (now): who was stopped or held up until now sees late that its work ended, and siblings went on
  * being charged. Tenants' parts grow only as long as we are predicted to have work, or siblings found us standing still and say that we have. */
 struct vc_gate_others vc_others_at(const struct vc_gate_others *from, uint64_t from_ns, const struct vc_gate_others *to, uint64_t now_ns, uint64_t at_ns);
@@ -65,7 +71,7 @@ struct vc_interval {
     bool amid;             /* … and such had work lately */
     bool from_idle;        /* the card was idle at its mark */
     bool waited;           /* its first operation was there long before its mark was reached: both waited together, for the card or for host work before them */
-    bool opens;            /* it begins with a slice of its own (vc_interval_open) */
+    uint64_t slice_from_ns; /* when the slice of the card in which it begins began (vc_interval_open); 0: not known */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
     bool over;             /* … and had it before that mark was recorded: when, nothing tells */
     bool paused;           /* the end mark was recorded before its thread slept, not right behind the last operation */
@@ -84,6 +90,10 @@ bool vc_seen_late(uint64_t now_ns, uint64_t at_ns);
 /* What other tenants had within one of them, whose begin was marked at `marked_ns`, when their clock said `then_ns`, while it says `tenants_ns` at its end: no more than it lasted longer than was thought, and
  * nothing where that is less than it takes a card to go to another context and back. What it waited for behind its mark was theirs; the rest may lie in those behind it. */
 uint64_t vc_others_in_late(struct vc_late *latest, const struct vc_interval *interval, uint64_t marked_ns, uint64_t then_ns, uint64_t tenants_ns);
+
+/* It began and ended between two looks: what other tenants had between these is spread evenly, else all of it would be in it, and in each that lies there, too. Moves their clock at its begin
+ * (`before`) and at its end (`after`). */
+void vc_others_between(const struct vc_others_look *look, const struct vc_others_look *next, const struct vc_interval *interval, struct vc_gate_others *before, struct vc_gate_others *after);
 
 /* What became of it: how the estimates of its operations should follow. */
 struct vc_settlement {
@@ -112,10 +122,15 @@ void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *t
  * not charged for, once it is known that it lasts until `to_ns`. Before it is looked at, and where no others' slices may be inside. */
 void vc_interval_leave_slack(const struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);
 
-/* Whether it begins with a slice of its own. By the clock others have an equal part of all of it, but what they had first lies before it then, and nobody has the card within a slice but its context. Its mark tells that, if
- * nothing of its context lies before it (`first`): where it waits it waits for others' slices alone, or for host work while the card is anybody's, and it is reached where the card turns to its context, with what
- * was handed over by then. `*ended_ns`: the latest end in its context, kept here, of intervals in the order in which their ends are seen. */
-void vc_interval_open(struct vc_interval *interval, bool first, uint64_t *ended_ns);
+/* A context's latest slice of the card, as far as its intervals tell, in the order in which their ends are seen: when it began (0: not known), and the latest of these ends. */
+struct vc_slice {
+    uint64_t from_ns, ended_ns;
+};
+
+/* Whether it begins with a slice of its own, or within one. By the clock others have an equal part of all of it, but what they had first lies before that slice then, and nobody has the card within it but its context. Its
+ * mark tells that, if nothing of its context lies before it (`first`): where it waits it waits for others' slices alone, or for host work while the card is anybody's, and it is reached where the card turns to its
+ * context, with what was handed over by then. What follows at once is in that slice, too. */
+void vc_interval_open(struct vc_interval *interval, bool first, struct vc_slice *slice);
 
 /* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);

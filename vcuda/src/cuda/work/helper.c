@@ -72,7 +72,7 @@ static void open_interval(struct vc_tracker *tracker, struct vc_under_way *entry
     const struct vc_mark *from = entry->from;
     struct vc_interval *interval = &entry->interval;
     bool beside = from && from->behind && vc_gate_beside(tracker->gate, interval->from_ns) && is_beside(tracker, entry->stream, interval->from_ns);
-    vc_interval_open(interval, from && from->alone && !beside, &tracker->ended_ns);
+    vc_interval_open(interval, from && from->alone && !beside, &tracker->slice);
 }
 
 static void notify(const struct vc_tracker *tracker)
@@ -116,6 +116,9 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     if (from && from->after)
         learn_elsewhere(from);
     bool late = from && !from->noticed && interval->from_ns != 0 && interval->to_ns > interval->from_ns && vc_seen_late(now_ns, interval->to_ns);
+    if (from && !from->noticed && !late)
+        vc_others_between(tracker->look.at_ns > from->times.recorded_ns ? &tracker->look : &(struct vc_others_look){from->times.recorded_ns, from->others},
+                          &(struct vc_others_look){now_ns, now}, interval, &before, &to->others);
     if (from && !from->noticed && from->times.reached_ns != 0) { /* it began and ended between two looks: it does not wait any more */
         from->noticed = true;
         vc_gate_began(tracker->gate, from->times.reached_ns);
@@ -396,6 +399,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
     }
     /* Only this thread takes entries out; others append, under the mutex. */
     struct vc_under_way **link = &tracker->first;
+    struct vc_others_look look = {vc_now_ns(), vc_gate_others(tracker->gate)};
     bool begun = false;
     uint64_t waits_since_ns = 0;
     for (;;) {
@@ -437,6 +441,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
         }
         link = &entry->next;
     }
+    tracker->look = look;
     if (waits_since_ns != 0 && !begun)
         vc_gate_waits(tracker->gate, waits_since_ns);
     return next;

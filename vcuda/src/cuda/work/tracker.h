@@ -116,7 +116,8 @@ struct vc_tracker {
     /* The helper's own. */
     struct vc_overrun overruns[VC_STREAMS_LEFT];
     struct vc_late latest;
-    uint64_t ended_ns; /* the latest end of an interval */
+    struct vc_slice slice;
+    struct vc_others_look look; /* what had been reached by then is settled, or noticed */
     CUstream clock_stream;
     CUevent probe; /* probe.h */
     CUevent base, next_base; /* base: reached, all times are taken from it */
