@@ -62,6 +62,7 @@ void model_helper_step(struct model *model, struct process *process, bool looks_
         to->noticed = true; /* where it also begins an interval */
         vc_interval_open(&interval, begin && begin->alone, &model->processes[process->context].slice);
         struct vc_settlement settlement = vc_gate_seen(process->gate, model->now, &interval);
+        vc_interval_close(&interval, &model->processes[process->context].slice);
         vc_gate_learnt(process->gate, settlement.charged_ns, vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement));
         process->expected_head = (process->expected_head + 1) % MODEL_MARKS;
         process->expected_count--;

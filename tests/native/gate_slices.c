@@ -77,17 +77,28 @@ static void test_what_follows_in_a_slice_of_ones_own_is_nobody_elses(void)
 {
     struct vc_busy busy = {0};
     struct vc_slice slice = {0};
-    struct vc_interval shorter = waited, longer = waited, later = waited, before = waited;
+    struct vc_interval shorter = waited, longer = waited, later = waited, before = waited, beside = waited;
     shorter.to_ns = longer.from_ns = shorter.from_ns + 10 * US;
     longer.waited = later.waited = false;
     vc_interval_open(&shorter, true, &slice);
     vc_interval_settle(&busy, &shorter, true, false);
     vc_interval_open(&longer, true, &slice);
     CHECK(vc_interval_settle(&busy, &longer, true, false).charged_ns == 1890 * US);
+    vc_interval_close(&longer, &slice);
+    CHECK(slice.put_off_ns == 1300 * US); /* that they had behind it */
+    beside.from_ns = longer.from_ns + US;
+    vc_interval_open(&beside, true, &slice); /* another stream's: what it has was paid, so what others had there was taken off */
+    vc_interval_settle(&busy, &beside, true, false);
+    vc_interval_close(&beside, &slice);
+    CHECK(slice.put_off_ns == 1300 * US);
     later.from_ns = longer.to_ns;
-    later.to_ns = later.from_ns + 2 * MS;
+    later.to_ns = later.from_ns + 2300 * US;
+    later.others_gpu_ns = 600 * US;
     vc_interval_open(&later, true, &slice); /* its first 0.1 ms */
-    CHECK_NEAR(vc_interval_settle(&busy, &later, true, false).charged_ns, 700 * US, US);
+    vc_interval_settle(&busy, &later, true, false);
+    CHECK_NEAR(vc_interval_own(&later), 460 * US, US); /* a fifth at least */
+    vc_interval_close(&later, &slice);
+    CHECK(slice.put_off_ns == 0);
     before.from_ns = T;
     vc_interval_open(&before, true, &slice); /* another stream's, seen late */
     CHECK(before.slice_from_ns == 0);

@@ -108,6 +108,7 @@ void vc_interval_open(struct vc_interval *interval, bool first, struct vc_slice 
     if (interval->covered_until_ns == 0 && slice->from_ns <= interval->from_ns)
         interval->slice_from_ns = slice->from_ns;
     slice->ended_ns = vc_later(slice->ended_ns, interval->to_ns);
+    interval->put_off_ns = slice->put_off_ns = follows ? slice->put_off_ns : 0;
 }
 
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to)
@@ -154,12 +155,26 @@ static uint64_t most_of_others(const struct vc_interval *interval, uint64_t to_n
     return (beside - rest) / 2 + (rest > slice ? rest - slice : 0);
 }
 
-uint64_t vc_interval_own(const struct vc_interval *interval)
+/* Others' part of what of it no other interval has covered, and (`*rest_ns`) what they had by their clock that it can't hold. What they had in the rest was taken off the intervals that paid for it. */
+static uint64_t part_of_others(const struct vc_interval *interval, uint64_t *rest_ns)
 {
     uint64_t own = interval->uncovered_ns, to = vc_later(interval->to_ns, interval->covered_until_ns), length = to > interval->from_ns ? to - interval->from_ns : 0;
-    uint64_t others = vc_earlier(interval->others_gpu_ns, most_of_others(interval, to));
-    if (own < length) /* what others had in the rest was taken off the intervals that paid for it */
-        others = (uint64_t)((double)others * ((double)own / (double)length));
+    double part = own < length ? (double)own / (double)length : 1;
+    uint64_t others = (uint64_t)((double)interval->others_gpu_ns * part) + interval->put_off_ns, most = (uint64_t)((double)most_of_others(interval, to) * part);
+    *rest_ns = others - vc_earlier(others, most);
+    return others - *rest_ns;
+}
+
+void vc_interval_close(const struct vc_interval *interval, struct vc_slice *slice)
+{
+    bool opens = interval->slice_from_ns == interval->from_ns; /* what others had first was before it */
+    part_of_others(interval, &slice->put_off_ns);
+    slice->put_off_ns = opens ? 0 : vc_earlier(slice->put_off_ns, VC_LONG_OPERATION_NS);
+}
+
+uint64_t vc_interval_own(const struct vc_interval *interval)
+{
+    uint64_t rest, own = interval->uncovered_ns, others = part_of_others(interval, &rest);
     return vc_later(own > others ? own - others : 0, own / 5);
 }
 

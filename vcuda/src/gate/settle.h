@@ -71,7 +71,8 @@ struct vc_interval {
     bool amid;             /* … and such had work lately */
     bool from_idle;        /* the card was idle at its mark */
     bool waited;           /* its first operation was there long before its mark was reached: both waited together, for the card or for host work before them */
-    uint64_t slice_from_ns; /* when the slice of the card in which it begins began (vc_interval_open); 0: not known */
+    uint64_t slice_from_ns; /* when the slice of the card in which it begins began (vc_interval_open); 0: not known … */
+    uint64_t put_off_ns;   /* … and what others had of the card by their clock while that lasted: behind it, then */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
     bool over;             /* … and had it before that mark was recorded: when, nothing tells */
     bool paused;           /* the end mark was recorded before its thread slept, not right behind the last operation */
@@ -125,12 +126,15 @@ void vc_interval_leave_slack(const struct vc_busy *busy, struct vc_interval *int
 /* A context's latest slice of the card, as far as its intervals tell, in the order in which their ends are seen: when it began (0: not known), and the latest of these ends. */
 struct vc_slice {
     uint64_t from_ns, ended_ns;
+    uint64_t put_off_ns; /* others' part by their clock that the intervals of that slice can't hold: they had it behind that */
 };
 
 /* Whether it begins with a slice of its own, or within one. By the clock others have an equal part of all of it, but what they had first lies before that slice then, and nobody has the card within it but its context. Its
  * mark tells that, if nothing of its context lies before it (`first`): where it waits it waits for others' slices alone, or for host work while the card is anybody's, and it is reached where the card turns to its
  * context, with what was handed over by then. What follows at once is in that slice, too. */
 void vc_interval_open(struct vc_interval *interval, bool first, struct vc_slice *slice);
+/* It is settled. */
+void vc_interval_close(const struct vc_interval *interval, struct vc_slice *slice);
 
 /* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);

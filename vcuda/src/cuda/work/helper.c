@@ -131,6 +131,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     open_interval(tracker, entry);
     interval->measurable = interval->measurable && interval->from_ns != 0 && to->times.reached_ns > interval->from_ns;
     struct vc_settlement settlement = vc_gate_seen(tracker->gate, now_ns, interval);
+    vc_interval_close(interval, &tracker->slice);
     vc_gate_learnt(tracker->gate, settlement.charged_ns, vc_lane_learn(entry->learners, entry->distinct, interval, &settlement));
     notify(tracker);
     vc_mark_release(from);
