@@ -106,6 +106,26 @@ static void test_who_waits_for_the_end_of_what_waits_has_no_use_for_a_lease(void
     CHECK(answer.reason == VC_GATE_LEASE && !answer.no_lease);
 }
 
+/* The end of what was before it was seen just now, so the card is known to be idle at once, and who would use the lease need not wait until that is long ago. */
+static void test_who_has_nothing_but_what_waits_leaves_the_card_at_once(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    usage.credit_ns = 10 * MS;
+    usage.credit_updated_ns = T;
+    lease(T, T + 8 * MS, T);
+    vc_gate_enter(&gate, T, 2 * MS, VC_RISK_NS, &answer);
+    uint64_t launched = vc_gate_marked(&gate, answer.allowance_ns);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    vc_gate_on_card(&gate, T + MS);
+    vc_gate_all_wait(&gate, 2, launched); /* another mark was recorded meanwhile, or lies in another context */
+    vc_gate_all_wait(&gate, 1, launched - 1); /* … or something without a mark is there */
+    CHECK(!vc_gate_not_begun(&gate, T + MS, true));
+    vc_gate_all_wait(&gate, 1, launched);
+    CHECK(vc_gate_not_begun(&gate, T + MS, true));
+    vc_gate_enter(&gate, T + MS, 100 * US, MS, &answer);
+    CHECK(answer.reason == VC_GATE_OUTSTANDING && answer.no_lease);
+}
+
 /* One of several streams always waits for its callback, so something is always outstanding: what was never measured was not launched for seconds. */
 static void test_what_was_never_measured_does_not_wait_for_what_waits(void)
 {
@@ -128,6 +148,7 @@ int main(void)
     test_what_would_begin_behind_the_lease_is_not_launched();
     test_who_waits_for_long_leaves_the_card_idle_unless_others_of_its_process_have_it();
     test_who_waits_for_the_end_of_what_waits_has_no_use_for_a_lease();
+    test_who_has_nothing_but_what_waits_leaves_the_card_at_once();
     test_what_was_never_measured_does_not_wait_for_what_waits();
     return check_failures != 0;
 }

@@ -58,8 +58,25 @@ static void test_a_crowd_does_not_ask_again_for_what_one_of_it_gets(void)
     CHECK(sleeps <= most);
 }
 
+/* All that it launched waits for a callback. The arbiter thought until now that it would use its lease, and looked again a millisecond later, with the card idle: a steady 70 beside it had 62. */
+static void test_who_has_no_use_for_its_lease_any_more_tells_the_arbiter(void)
+{
+    struct vc_card_usage *container = &usage.cards[0];
+    struct vc_gate_answer stays = {.reason = VC_GATE_OUTSTANDING, .no_lease = true};
+    for (unsigned holds = 0; holds < 2; holds++) {
+        limits.cards[0].lease_end_ns = holds ? UINT64_MAX : 0;
+        uint32_t called = container->wake_futex;
+        container->waiting_until_ns = UINT64_MAX;
+        stays.until_ns = vc_now_ns() + 1000000;
+        vc_gate_wait(&gate, vc_gate_words(&gate), &stays);
+        CHECK(container->waiting_until_ns == 0);
+        CHECK(container->wake_futex == called + holds);
+    }
+}
+
 int main(void)
 {
     test_a_crowd_does_not_ask_again_for_what_one_of_it_gets();
+    test_who_has_no_use_for_its_lease_any_more_tells_the_arbiter();
     return broken != 0;
 }

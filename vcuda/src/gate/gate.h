@@ -221,6 +221,8 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
 /* An end mark is still on its way, and what it ends has not begun: its stream has something else to do first. `idle`: that may last, so the card is thought
  * to be idle until it begins. Returns whether it was not until now: who waits at the gate should look again. */
 bool vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle);
+/* So many marks are on their way, and each waits for that; the last of them is behind `launched_ns`. Where that is all, nothing is on the card any more. */
+void vc_gate_all_wait(struct vc_gate *gate, uint32_t marks, uint64_t launched_ns);
 
 /* The interval, of which the end was not seen yet, began at its `from_ns`: charge what passes beyond its estimate as it passes, as
  * long as this process runs. `others_gpu_ns` as far as it is known now. */

@@ -81,6 +81,14 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
     pthread_mutex_unlock(&gate->mutex);
 }
 
+void vc_gate_all_wait(struct vc_gate *gate, uint32_t marks, uint64_t launched_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    if (marks != 0 && marks == gate->unseen && launched_ns == gate->launched_ns)
+        vc_store_relaxed(&gate->on_card_ns, 0);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
 bool vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
 {
     pthread_mutex_lock(&gate->mutex);

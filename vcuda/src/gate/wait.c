@@ -24,6 +24,8 @@ struct vc_gate_words vc_gate_words(const struct vc_gate *gate)
 /* Of many threads a few sleep here, or all of them would wake for what one of them gets. */
 static void sleep_at_gate(struct vc_gate *gate, struct vc_gate_words words, const struct vc_gate_answer *answer, uint64_t for_ns)
 {
+    if (answer->no_lease && vc_load_relaxed(&gate->limit->lease_end_ns) != 0) /* until now the arbiter took it for one that uses its lease */
+        vc_gate_call_arbiter(gate);
     if (answer->reason == VC_GATE_OUTSTANDING) {
         futex_wait(&gate->events_futex, words.events, for_ns, FUTEX_PRIVATE_FLAG);
         return;

@@ -401,8 +401,9 @@ static uint64_t work_off(struct vc_tracker *tracker)
     /* Only this thread takes entries out; others append, under the mutex. */
     struct vc_under_way **link = &tracker->first;
     struct vc_others_look look = {vc_now_ns(), vc_gate_others(tracker->gate)};
-    bool begun = false;
-    uint64_t waits_since_ns = 0;
+    bool begun = false, some_wait = false, all_wait = true, for_long = false;
+    uint32_t entries = 0;
+    uint64_t waits_since_ns = 0, marked_ns = 0;
     for (;;) {
         pthread_mutex_lock(&tracker->mutex);
         struct vc_under_way *entry = *link;
@@ -435,14 +436,23 @@ static uint64_t work_off(struct vc_tracker *tracker)
             bool paid = charge_progress(tracker, entry, now);
             if (!behind_host)
                 vc_gate_on_card(tracker->gate, now);
-            if (behind_host && vc_gate_not_begun(tracker->gate, now, takes_long(entry->from)))
-                notify(tracker);
+            some_wait = some_wait || behind_host;
+            all_wait = all_wait && behind_host;
+            for_long = for_long || (behind_host && takes_long(entry->from));
             if (!behind_host && expected < now)
                 vc_gate_overdue(tracker->gate, now, expected, paid);
         }
+        marked_ns = vc_later(marked_ns, entry->interval.launched_ns);
+        entries++;
         link = &entry->next;
     }
     tracker->look = look;
+    if (all_wait)
+        vc_gate_all_wait(tracker->gate, entries, marked_ns);
+    if (some_wait && vc_gate_not_begun(tracker->gate, vc_now_ns(), for_long)) {
+        notify(tracker);
+        vc_gate_call_arbiter(tracker->gate);
+    }
     if (waits_since_ns != 0 && !begun)
         vc_gate_waits(tracker->gate, waits_since_ns);
     return next;
