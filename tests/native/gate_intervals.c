@@ -352,6 +352,34 @@ static void test_beside_others_streams_have_their_common_time_paid_too(void)
     CHECK(settlement.charged_ns == 1040 * US && settlement.evidence == VC_EVIDENCE_CLEAN);
 }
 
+/* The last kernel of a lease, of 2 ms and waited for, has a slice of 2 ms and two switches of another inside, while both had work there for little more than that: by equal parts a ms too much
+ * was charged, so a 70 had 65. */
+static void test_others_have_whole_slices_of_a_long_operation(void)
+{
+    static const struct vc_interval one = {.from_ns = T, .to_ns = T + 4150 * US, .estimate_ns = 2010 * US, .others_gpu_ns = 1100 * US, .operations = 1, .measurable = true};
+    static const struct {
+        uint64_t length_ns, others_ns, estimate_ns, charged_ns;
+    } cases[] = {{4150, 1100, 2010, 2010}, {4150, 1000, 2010, 2010}, {4150, 990, 2010, 3160}, {2000, 200, 2010, 2000}, {2000, 200, 2000, 2000},
+                 {6300, 1100, 2010, 5200}, /* what one slice does not explain is its own */
+                 {4150, 1100, 3200, 3200}, {4150, 1100, 4160, 3050}, {8450, 3100, 4100, 4100}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = one;
+        interval.to_ns = T + cases[i].length_ns * US;
+        interval.others_gpu_ns = cases[i].others_ns * US;
+        interval.estimate_ns = cases[i].estimate_ns * US;
+        CHECK_NEAR((double)vc_interval_settle(&busy, &interval, true, false).charged_ns / US, (double)cases[i].charged_ns, 1);
+    }
+    /* Nor is an estimate asked of what varies, of who is doubted, or where others' parts are a guess. */
+    struct vc_interval doubts[] = {one, one, one, one};
+    doubts[0].risk_ns = 4 * MS;
+    doubts[1].doubted = doubts[2].behind = doubts[3].unclear = true;
+    for (unsigned i = 0; i < sizeof doubts / sizeof *doubts; i++) {
+        struct vc_busy busy = {0};
+        CHECK(vc_interval_settle(&busy, &doubts[i], true, i == 3).charged_ns == 3050 * US);
+    }
+}
+
 static void test_a_call_that_is_held_up_hides_nothing_of_what_it_launched(void)
 {
     struct vc_interval interval = {.from_ns = T, .to_ns = T + 5 * MS, .slack_ns = 3 * MS, .unknown = true, .measurable = true, .operations = 1};
@@ -436,6 +464,7 @@ int main(void)
 {
     test_who_is_held_up_before_its_end_mark_does_not_vary();
     test_work_that_was_done_within_its_call_is_not_taken_to_be_short();
+    test_others_have_whole_slices_of_a_long_operation();
     test_a_call_that_is_held_up_hides_nothing_of_what_it_launched();
     test_work_waits_since_its_own_before_it_ended();
     test_no_work_begins_before_it_is_handed_over();

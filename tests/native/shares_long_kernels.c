@@ -103,6 +103,21 @@ static void test_what_runs_on_for_less_than_a_slice_is_waited_for_too(void)
     }
 }
 
+/* Kernels hardly longer than a slice: the last one of a lease has a whole slice of another inside. By equal parts a 70 was charged 69.7 for 68.1 points. */
+static void test_kernels_as_long_as_a_slice_are_charged_what_they_had(void)
+{
+    struct model *model = model_new(1, true);
+    model_set_timing(model, &MODEL_H100_HOST);
+    model_tenant(model, 70, 70, true);
+    model_process(model, 0, greedy(2100 * US));
+    model_tenant(model, 30, 30, true);
+    model_process(model, 1, greedy(MS));
+    model_run(model, 6 * S);
+    CHECK_NEAR((double)model_usage(model, 0)->gpu_ns / (double)model_work_ns(model, 0, 0, 6 * S) * 1000, 1000, 16);
+    CHECK_NEAR((double)model_usage(model, 1)->gpu_ns / (double)model_work_ns(model, 1, 0, 6 * S) * 1000, 1000, 10);
+    model_free(model);
+}
+
 /* What is left of a lease when the next kernel is too long for it goes to the next tenant, not to nobody. */
 static void test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost(void)
 {
@@ -151,6 +166,7 @@ int main(void)
     test_leases_wait_for_long_kernels();
     test_waiting_behind_work_of_its_own_shows_no_uncut_card();
     test_what_runs_on_for_less_than_a_slice_is_waited_for_too();
+    test_kernels_as_long_as_a_slice_are_charged_what_they_had();
     test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost();
     test_a_card_that_cuts_no_kernel_is_divided_by_what_each_ran();
     return check_failures != 0;

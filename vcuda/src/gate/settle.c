@@ -27,6 +27,9 @@ static const uint64_t CLOCK_RESOLVES_NS = 2000;
 /* Seldom before the end is expected, often behind that, less so the later it is. */
 static const uint64_t LOOK_EARLY_NS = 1000000, LOOK_LATE_NS = 200000;
 
+/* A slice of others, and the most that it takes a card to go there and back. */
+static const uint64_t OTHERS_TURN_NS = 2400000;
+
 /* What others had within an interval is known within half of it, and within so much. */
 static const uint64_t OTHERS_UNTOLD_NS = 2 * VC_LONG_OPERATION_NS;
 
@@ -339,6 +342,21 @@ static int64_t beyond(const struct vc_interval *interval)
     return (int64_t)vc_interval_own(interval) - (int64_t)vc_earlier(interval->estimate_ns, interval->uncovered_ns);
 }
 
+/* Contexts have the card for whole slices: whoever had it at both ends of an interval left others none of it, or one slice, and so on, while equal parts of what they had in common lie somewhere
+ * between. An estimate that lies between those two is as good as any, where nobody has doubts of it, or of what others had. */
+static uint64_t own_by_slices(const struct vc_interval *interval)
+{
+    uint64_t own = vc_interval_own(interval), length = interval->uncovered_ns, estimate = interval->estimate_ns;
+    bool guessed = interval->unknown || interval->risk_ns != 0 || interval->doubted || interval->loose || interval->behind || interval->beside || interval->stopped || interval->opens;
+    if (guessed || estimate < interval->operations * VC_LONG_OPERATION_NS || length < interval->to_ns - interval->from_ns)
+        return own;
+    uint64_t slices = (interval->others_gpu_ns + VC_LONG_OPERATION_NS / 2) / VC_LONG_OPERATION_NS;
+    if (slices == 0) /* as long as that or all that passed */
+        estimate = vc_earlier(estimate, length);
+    bool between = estimate < own ? estimate + slices * OTHERS_TURN_NS >= length : estimate + (slices - (slices != 0)) * VC_LONG_OPERATION_NS <= length;
+    return between ? estimate : own;
+}
+
 static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
 {
     uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns;
@@ -365,7 +383,7 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
         settlement.charged_ns = even_out(busy, interval, length);
         return settlement;
     }
-    settlement.charged_ns = settlement.measured_ns = vc_interval_own(interval);
+    settlement.charged_ns = settlement.measured_ns = own_by_slices(interval);
     if (settle_beside_stopped(interval, &settlement))
         return settlement;
     /* Side by side the parts are guessed: only what no part explains tells something. */
