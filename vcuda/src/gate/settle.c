@@ -347,7 +347,7 @@ static int64_t beyond(const struct vc_interval *interval)
 static uint64_t own_by_slices(const struct vc_interval *interval)
 {
     uint64_t own = vc_interval_own(interval), length = interval->uncovered_ns, estimate = interval->estimate_ns;
-    bool guessed = interval->unknown || interval->risk_ns != 0 || interval->doubted || interval->loose || interval->behind || interval->beside || interval->stopped || interval->opens;
+    bool guessed = interval->unknown || interval->risk_ns != 0 || interval->doubted || interval->loose || interval->behind || interval->beside || interval->stopped || interval->slice_from_ns == interval->from_ns;
     if (guessed || estimate < interval->operations * VC_LONG_OPERATION_NS || length < interval->to_ns - interval->from_ns)
         return own;
     uint64_t slices = (interval->others_gpu_ns + VC_LONG_OPERATION_NS / 2) / VC_LONG_OPERATION_NS;
