@@ -178,7 +178,8 @@ void vc_interval_close(const struct vc_interval *interval, struct vc_slice *slic
 uint64_t vc_interval_own(const struct vc_interval *interval)
 {
     uint64_t rest, own = interval->uncovered_ns, others = part_of_others(interval, &rest);
-    return vc_later(own > others ? own - others : 0, own / 5);
+    bool known = interval->from_ns < interval->slice_from_ns + VC_LONG_OPERATION_NS && !interval->siblings && !interval->stopped; /* when others can have had it */
+    return vc_later(own > others ? own - others : 0, known ? 0 : own / 5);
 }
 
 /* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be and is proven. A cost that varies is
