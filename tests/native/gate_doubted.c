@@ -189,8 +189,24 @@ static void test_what_is_hidden_behind_host_work_is_found_too(void)
     CHECK(vc_interval_settle(&busy, &interval, true, false).beyond_ns == 40 * US);
 }
 
+/* A stage behind a callback begins on a card that is nobody's; where others come while it runs, they have a slice of it. By equal parts each such was 1 ms too long, so stages in a ring were charged 28 for 19 points. */
+static void test_a_whole_slice_behind_host_work_is_others(void)
+{
+    static const struct {
+        uint64_t estimate_us, length_us, others_us;
+        bool hides;
+    } cases[] = {{500, 2650, 1100, false}, {500, 2650, 900, true}, {200, 1905, 1000, true}, {200, 4350, 2100, true}, {500, 4800, 3100, false}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + cases[i].length_us * US, .estimate_ns = cases[i].estimate_us * US, .others_gpu_ns = cases[i].others_us * US,
+                                       .operations = 1, .behind = true, .measurable = true};
+        CHECK((vc_interval_settle(&busy, &interval, true, false).beyond_ns > 0) == cases[i].hides);
+    }
+}
+
 int main(void)
 {
+    test_a_whole_slice_behind_host_work_is_others();
     test_what_is_hidden_behind_host_work_is_found_too();
     test_what_began_nobody_knows_when_tells_nothing_of_what_is_hidden();
     test_what_surely_varies_by_less_is_measured_too();

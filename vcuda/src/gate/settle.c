@@ -334,11 +334,23 @@ static bool settle_beside_stopped(const struct vc_interval *interval, struct vc_
     return true;
 }
 
+static uint64_t slices_of_others(const struct vc_interval *interval)
+{
+    return (interval->others_gpu_ns + VC_LONG_OPERATION_NS / 2) / VC_LONG_OPERATION_NS;
+}
+
+/* It lasted as long as was thought and whole slices of others do. What begins behind host work on a card that is nobody's has what is left of a slice that may end at any time, once others come. */
+static bool slices_explain(const struct vc_interval *interval)
+{
+    uint64_t slices = slices_of_others(interval), estimate = interval->estimate_ns, length = interval->uncovered_ns;
+    return slices != 0 && estimate + slices * VC_LONG_OPERATION_NS <= length + SWITCHES_NS && length <= estimate + slices * OTHERS_TURN_NS;
+}
+
 /* What others had is a guess for one interval, and as often too much as too little for many. Where they launch meanwhile, or were stopped, or where nobody knows when it began (a slice of
  * theirs before is no part of it), it is worth nothing. */
 static int64_t beyond(const struct vc_interval *interval)
 {
-    if (interval->beside || interval->stopped || interval->loose)
+    if (interval->beside || interval->stopped || interval->loose || (interval->behind && slices_explain(interval)))
         return 0;
     return (int64_t)vc_interval_own(interval) - (int64_t)vc_earlier(interval->estimate_ns, interval->uncovered_ns);
 }
@@ -351,7 +363,7 @@ static uint64_t own_by_slices(const struct vc_interval *interval)
     bool guessed = interval->unknown || interval->risk_ns != 0 || interval->doubted || interval->loose || interval->behind || interval->beside || interval->stopped || interval->slice_from_ns == interval->from_ns;
     if (guessed || estimate < interval->operations * VC_LONG_OPERATION_NS || length < interval->to_ns - interval->from_ns)
         return own;
-    uint64_t slices = (interval->others_gpu_ns + VC_LONG_OPERATION_NS / 2) / VC_LONG_OPERATION_NS;
+    uint64_t slices = slices_of_others(interval);
     if (slices == 0) /* as long as that or all that passed */
         estimate = vc_earlier(estimate, length);
     bool between = estimate < own ? estimate + slices * OTHERS_TURN_NS >= length : estimate + (slices - (slices != 0)) * VC_LONG_OPERATION_NS <= length;
