@@ -97,3 +97,17 @@ static void launch_by_argument(struct place *place, handle executable)
 {
     launch_by_argument_on(place, executable, place->streams[0]);
 }
+
+/* Its cost varies, and each round is over before the next. */
+static void short_and_long_by_argument(struct place *place)
+{
+    static handle shorter, longer;
+    if (!shorter) {
+        shorter = launched_by_argument(place, "spin_100us");
+        longer = launched_by_argument(place, "spin_1500us");
+    }
+    for (unsigned i = 0; i < 8; i++)
+        launch_by_argument(place, shorter);
+    launch_by_argument(place, longer);
+    CALL(cuStreamSynchronize, place->streams[0]);
+}

@@ -49,6 +49,7 @@ static const struct pattern patterns[] = {
     PATTERN(long_and_left_alone, 1, 1, 0),
     PATTERN(huge_after_tiny, 1, 1, 0),
     PATTERN(ever_new_sizes, 1, 1, 0),
+    PATTERN(short_and_long_by_argument, 1, 1, 0),
     PATTERN(new_streams, 1, 1, 0),
     PATTERN(new_streams_hardly_waited, 1, 1, 0),
     PATTERN(destroyed_at_work, 1, 1, 0),

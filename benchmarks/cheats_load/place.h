@@ -78,7 +78,7 @@ static int (*driver(const char *name))()
     } while (0)
 
 static const char *const kernels[] = {"spin_1us", "spin_10us", "spin_50us",   "spin_100us", "spin_200us", "spin_300us", "spin_500us",
-                                      "spin_1000us", "spin_1900us", "spin_2000us", "spin_20ms", "spin_100ms", "spin_900ms", "ragged", "grid"};
+                                      "spin_1000us", "spin_1500us", "spin_1900us", "spin_2000us", "spin_20ms", "spin_100ms", "spin_900ms", "ragged", "grid"};
 
 static handle load_module(void)
 {

@@ -239,6 +239,12 @@ def test_what_a_copy_was_before_is_charged_for_its_own_slice(table: Table) -> No
     assert sum(got for got, _, _ in runs) < 1.2 * sum(charged for _, _, charged in runs)
 
 
+def test_what_has_begun_holds_the_lease_until_it_is_over(table: Table) -> None:
+    """What ran before it took less than was thought, so it was expected to end later than was predicted: 20 points of 30 were had, and 30 charged."""
+    runs = [table.beside("short_and_long_by_argument") for _ in range(3)]
+    assert sum(charged for _, _, charged in runs) < 1.2 * sum(got for got, _, _ in runs)
+
+
 def test_what_is_hidden_beside_who_waits_for_each_kernel_is_found(tmp_path: Path) -> None:
     """No busy stream was told from one that waits for the other's slices: 40 points of 30 were had for 15, 69 of 50 for 19."""
     table = Table(tmp_path, 4)

@@ -232,11 +232,12 @@ static bool takes_long(const struct vc_mark *behind)
     return ns == 0 || ns > VC_ELSEWHERE_NS;
 }
 
-/* What was launched behind something that is not the card's work was expected too early. */
-static uint64_t expected_end(const struct vc_under_way *entry)
+/* What was launched behind something that is not the card's work was expected too early, and too late what was launched behind other work that took less than was thought. */
+static uint64_t expected_end(const struct vc_tracker *tracker, const struct vc_under_way *entry)
 {
-    uint64_t begun = entry->from && entry->from->behind ? entry->from->times.reached_ns + entry->interval.estimate_ns : 0;
-    return vc_later(entry->expected_ns, begun);
+    if (entry->from && entry->from->behind)
+        return vc_later(entry->expected_ns, entry->from->times.reached_ns + entry->interval.estimate_ns);
+    return vc_earlier(entry->expected_ns, vc_load_relaxed(&tracker->gate->finish_ns));
 }
 
 /* It has begun and lasts longer than was thought. False: what passes is not charged yet. */
@@ -373,8 +374,8 @@ static void wait_without_clock(struct vc_tracker *tracker)
     pthread_mutex_unlock(&tracker->mutex);
     uint64_t now = vc_now_ns();
     bool queued = entry && entry->from && !is_behind(entry->from) && !vc_clock_reached(entry->from->event);
-    if (queued && expected_end(entry) < now && !vc_gate_policy(tracker->gate, now).shared)
-        vc_gate_overdue(tracker->gate, now, expected_end(entry), true);
+    if (queued && expected_end(tracker, entry) < now && !vc_gate_policy(tracker->gate, now).shared)
+        vc_gate_overdue(tracker->gate, now, expected_end(tracker, entry), true);
 }
 
 /* Look at everything under way in one context; returns when to look again. */
@@ -432,7 +433,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
             next = poll < next ? poll : next;
             if (sample && (has_begun || (!behind_host && now < entry->from->times.recording_ns + ON_ITS_WAY_NS)))
                 *sample = true;
-            uint64_t expected = expected_end(entry);
+            uint64_t expected = expected_end(tracker, entry);
             bool paid = charge_progress(tracker, entry, now);
             if (!behind_host)
                 vc_gate_on_card(tracker->gate, now);
