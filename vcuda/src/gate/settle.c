@@ -145,12 +145,18 @@ bool vc_interval_is_late(const struct vc_interval *interval, uint64_t now_ns)
     return now_ns > interval->from_ns + interval->estimate_ns + unclear;
 }
 
+/* Where none is known its begin is 0. */
+static bool begins_in_own_slice(const struct vc_interval *interval)
+{
+    return interval->from_ns < interval->slice_from_ns + VC_LONG_OPERATION_NS;
+}
+
 /* What others can have had of an interval: where it begins in a slice of ours, nothing of that. Another tenant has the card in turns with us, while it had work there; of siblings, or of what stopped processes
  * left, nobody knows how many contexts there are, nor until when. */
 static uint64_t most_of_others(const struct vc_interval *interval, uint64_t to_ns)
 {
     uint64_t slice = VC_LONG_OPERATION_NS, from = interval->slice_from_ns;
-    if (from + slice <= interval->from_ns)
+    if (!begins_in_own_slice(interval))
         return to_ns > interval->from_ns + SWITCHES_NS ? to_ns - interval->from_ns - SWITCHES_NS : 0;
     if (interval->siblings || interval->stopped)
         return to_ns > from + slice ? to_ns - from - slice : 0;
@@ -178,7 +184,7 @@ void vc_interval_close(const struct vc_interval *interval, struct vc_slice *slic
 uint64_t vc_interval_own(const struct vc_interval *interval)
 {
     uint64_t rest, own = interval->uncovered_ns, others = part_of_others(interval, &rest);
-    bool known = interval->from_ns < interval->slice_from_ns + VC_LONG_OPERATION_NS && !interval->siblings && !interval->stopped; /* when others can have had it */
+    bool known = begins_in_own_slice(interval) && !interval->siblings && !interval->stopped; /* when others can have had it */
     return vc_later(own > others ? own - others : 0, known ? 0 : own / 5);
 }
 
