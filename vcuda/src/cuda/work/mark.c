@@ -8,7 +8,7 @@
 #include "cuda/work/bell.h"
 #include "cuda/work/visit.h"
 
-/* The helper makes an event in microseconds; on a busy machine it has to be let run first. */
+/* Where the driver refuses one to the thread itself. */
 static const uint64_t SPARE_WAIT_NS = 20000000;
 static const uint64_t LAST_LOOK_NS = 50000000;
 
@@ -20,17 +20,29 @@ static struct timespec deadline(uint64_t for_ns)
     return (struct timespec){.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
 }
 
+/* By a thread that can't wait for the helper to be let run. No capture, its own or another thread's, is concerned in that mode. */
+static bool make_here(struct vc_tracker *tracker)
+{
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    bool made = vc_mark_make(tracker);
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    return made;
+}
+
+/* Pre: the tracker's context is current. */
 static struct vc_mark *take_spare(struct vc_tracker *tracker)
 {
     struct timespec until = {0, 0};
     pthread_mutex_lock(&tracker->mutex);
     while (!tracker->spare && !tracker->gone && !tracker->broken && tracker->under_way_count < VC_MOST_UNDER_WAY) {
-        if (until.tv_sec == 0)
+        bool first = until.tv_sec == 0;
+        if (first)
             until = deadline(SPARE_WAIT_NS);
         pthread_mutex_unlock(&tracker->mutex);
         vc_bell_expect(0);
         uint64_t again;
-        bool stood_in = vc_stand_in(&again);
+        bool stood_in = !(first && make_here(tracker)) && vc_stand_in(&again);
         pthread_mutex_lock(&tracker->mutex);
         if (tracker->spare)
             break;

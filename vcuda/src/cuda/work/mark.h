@@ -1,24 +1,24 @@
 /* Marks: events beside the tenant's work, and the intervals between them that are under way.
  *
- * Application threads record marks inside their own calls and never make an event: the helper, whom no capture concerns, keeps
- * spare ones.
+ * Application threads record marks inside their own calls. The helper, whom no capture concerns, keeps spare events; a thread that
+ * finds none makes one itself.
  */
 #ifndef VC_MARK_H
 #define VC_MARK_H
 
 #include "cuda/work/tracker.h"
 
-/* Whether a mark could be recorded without waiting for the helper, as it seems. */
+/* Whether a mark could be recorded without making an event or waiting for the helper, as it seems. */
 bool vc_mark_is_spare(struct vc_tracker *tracker);
-/* Record a mark in `stream` (never NULL: an explicit handle) of the current context. Where no event is spare it waits for the helper
- * for some ms. NULL if it can't be done. The caller owns a reference. */
+/* Record a mark in `stream` (never NULL: an explicit handle) of the current context. Where no event is spare, and the driver
+ * makes none, it waits for the helper for some ms. NULL if it can't be done. The caller owns a reference. */
 struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream);
 /* The first operation behind it is handed to the driver now, and was. The work can't begin before that; what the driver
  * took for it is the application's time too, VC_LAUNCH_GAP_NS at most: it may have been interrupted behind the start. */
 void vc_mark_launching(struct vc_mark *mark);
 void vc_mark_launched(struct vc_mark *mark);
 void vc_mark_release(struct vc_mark *mark);
-/* The helper's: one more spare mark; false if the driver refuses. Pre: the tracker's context is current. */
+/* One more spare mark; false if the driver refuses. Pre: the tracker's context is current. */
 bool vc_mark_make(struct vc_tracker *tracker);
 
 /* Have the helper look out for `to` and settle the interval from `from` (NULL: none was measured) when it is reached. */
