@@ -374,8 +374,9 @@ static void wait_without_clock(struct vc_tracker *tracker)
     pthread_mutex_unlock(&tracker->mutex);
     uint64_t now = vc_now_ns();
     bool queued = entry && entry->from && !is_behind(entry->from) && !vc_clock_reached(entry->from->event);
-    if (queued && expected_end(tracker, entry) < now && !vc_gate_policy(tracker->gate, now).shared)
-        vc_gate_overdue(tracker->gate, now, expected_end(tracker, entry), true);
+    uint64_t expected = queued ? expected_end(tracker, entry) : now;
+    if (expected < now && !vc_gate_policy(tracker->gate, now).shared)
+        vc_gate_overdue(tracker->gate, now, expected, true);
 }
 
 /* Look at everything under way in one context; returns when to look again. */

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "cuda/driver/capture_mode.h"
 #include "cuda/work/bell.h"
 #include "cuda/work/visit.h"
 
@@ -23,10 +24,9 @@ static struct timespec deadline(uint64_t for_ns)
 /* By a thread that can't wait for the helper to be let run. No capture, its own or another thread's, is concerned in that mode. */
 static bool make_here(struct vc_tracker *tracker)
 {
-    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    int mode = vc_capture_relax();
     bool made = vc_mark_make(tracker);
-    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    vc_capture_restore(mode);
     return made;
 }
 
